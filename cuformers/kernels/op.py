@@ -1,0 +1,97 @@
+"""What an op is: one specification (the reference) and the implementations that may stand for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Mode = Literal["infer", "train"]
+HALF = frozenset({torch.bfloat16, torch.float16})
+FLOATS = HALF | {torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Where and how a model will run: what an implementation needs to know to say whether it can."""
+
+    device: str
+    """Device type: "cuda" or "cpu"."""
+    capability: tuple[int, int] | None = None
+    """Compute capability of the GPU, for example (9, 0); None on the CPU."""
+    dtype: torch.dtype = torch.float32
+    """Dtype of the model's activations."""
+    mode: Mode = "infer"
+    """"infer" never asks for gradients; "train" does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """One way to compute an op, and the limits within which it is right."""
+
+    name: str
+    """"reference" or "triton"."""
+    load: Callable[[], Callable]
+    """Imports and returns the function; called when the implementation is chosen, not before."""
+    modes: frozenset[Mode] = frozenset({"infer", "train"})
+    """Modes it may be used in."""
+    dtypes: frozenset[torch.dtype] = FLOATS
+    """Activation dtypes it takes."""
+    min_capability: tuple[int, int] | None = None
+    """Least compute capability; None means that it needs no GPU."""
+
+    def why_not(self, problem: Problem) -> str | None:
+        """The reason why this implementation can't serve the problem; None where it can."""
+        if problem.mode not in self.modes:
+            return f"has no {problem.mode} mode"
+        if problem.dtype not in self.dtypes:
+            return f"does not take {problem.dtype}"
+        if self.min_capability is None:
+            return None
+        if problem.capability is None:
+            return "needs an NVIDIA GPU"
+        if problem.capability < self.min_capability:
+            need, have = (".".join(map(str, c)) for c in (self.min_capability, problem.capability))
+            return f"needs compute capability {need}, this GPU has {have}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The implementation that was taken for one op, with the reasons against those passed over."""
+
+    op: str
+    implementation: Implementation
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Op:
+    """A named operation: its implementations, best first, the reference last."""
+
+    name: str
+    implementations: tuple[Implementation, ...]
+
+    def choose(self, problem: Problem, want: str = "auto") -> Choice:
+        """Takes the best implementation that can serve the problem.
+
+        Args:
+            problem: device, dtype and mode of the model.
+            want: "auto", or the name of an implementation, which is then taken or refused.
+
+        Raises:
+            ValueError: the wanted implementation is unknown or can't serve the problem.
+        """
+        names = [i.name for i in self.implementations]
+        if want not in ("auto", *names):
+            raise ValueError(f"kernels={want!r} is not possible for {self.name}: allowed is 'auto' or one of {names}.")
+        refused: dict[str, str] = {}
+        for candidate in self.implementations:
+            if want not in ("auto", candidate.name):
+                continue
+            reason = candidate.why_not(problem)
+            if reason is None:
+                return Choice(op=self.name, implementation=candidate, refused=refused)
+            refused[candidate.name] = reason
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise ValueError(f"no implementation of {self.name} serves {problem}: {reasons}. kernels='auto' takes one that can.")
