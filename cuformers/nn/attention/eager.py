@@ -1,0 +1,39 @@
+"""Attention written out: the oracle of all the other backends, and the one that can everything."""
+
+import torch
+from torch import Tensor
+
+from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec
+from cuformers.nn.step import Step
+
+
+def causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
+    """[length, length], bool: True where query i sees key j, that is i - window < j <= i."""
+    ones = torch.ones(length, length, dtype=torch.bool, device=device)
+    mask = ones.tril()
+    return mask if window is None else mask & ones.triu(1 - window)
+
+
+def eager_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """One sequence: q [S, heads, d], k and v [S, kv_heads, d] -> [S, heads, d]; scores and softmax in float32."""
+    group = spec.num_heads // spec.num_kv_heads
+    q, k, v = (x.transpose(0, 1) for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
+    scores = torch.matmul(q, k.transpose(1, 2)).float() * spec.scale
+    if spec.softcap is not None:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    mask = causal_mask(q.shape[1], spec.window, q.device)
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(v.dtype)
+    return torch.matmul(weights, v).transpose(0, 1)
+
+
+class EagerAttention:
+    """One sequence after the other, scores in memory."""
+
+    name = "eager"
+
+    def why_not(self, problem: AttentionProblem) -> str | None:
+        return None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
+        parts = zip(*(x.split(step.query_lengths) for x in (q, k, v)))
+        return torch.cat([eager_attention(*part, spec) for part in parts])

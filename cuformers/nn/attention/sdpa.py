@@ -1,0 +1,46 @@
+"""PyTorch's scaled_dot_product_attention and, on a GPU, its variable-length form: the default backend."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec
+from cuformers.nn.attention.eager import causal_mask
+from cuformers.nn.attention.flash2 import VARLEN_DTYPES, VARLEN_MAX_HEAD_DIM, torch_varlen
+from cuformers.nn.step import Step
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """q [N, S, heads, d], k and v [N, S, kv_heads, d] -> [N, S, heads, d]."""
+    length = q.shape[1]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    windowed = spec.window is not None and spec.window < length
+    mask = causal_mask(length, spec.window, q.device) if windowed else None
+    grouped = spec.num_heads != spec.num_kv_heads
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None and length > 1, scale=spec.scale, enable_gqa=grouped
+    )
+    return out.transpose(1, 2)
+
+
+class SdpaAttention:
+    """Rectangles go to scaled_dot_product_attention; on a GPU, ragged or windowed streams to varlen_attn.
+
+    varlen_attn is FlashAttention-2 inside: it takes grouped heads and windows, and copies nothing.
+    """
+
+    name = "sdpa"
+
+    def why_not(self, problem: AttentionProblem) -> str | None:
+        return "has no softcap" if problem.softcap else None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
+        size = step.uniform
+        fits = q.is_cuda and q.dtype in VARLEN_DTYPES and spec.head_dim <= VARLEN_MAX_HEAD_DIM
+        windowed = spec.window is not None and spec.window < step.max_query
+        if fits and (size is None or windowed):
+            return torch_varlen(q, k, v, spec, step)
+        if size is not None:
+            return _dense(*(x.unflatten(0, (-1, size)) for x in (q, k, v)), spec).flatten(0, 1)
+        parts = zip(*(x.split(step.query_lengths) for x in (q, k, v)))
+        return torch.cat([_dense(*(x[None] for x in part), spec)[0] for part in parts])

@@ -1,0 +1,87 @@
+"""The decoder stack and its language-model head."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cuformers.nn.attention.backend import AttentionSpec
+from cuformers.nn.kernel_module import KernelModule
+from cuformers.nn.norm import RMSNorm
+from cuformers.nn.project import project
+from cuformers.nn.rope import RopeSpec, RotarySet
+from cuformers.nn.step import Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSpec:
+    """From the last hidden state to logits."""
+
+    tied: bool
+    """The head is the embedding matrix."""
+    scale: float = 1.0
+    """Multiplies the logits (Granite)."""
+    softcap: float | None = None
+    """Logits become softcap * tanh(logit / softcap) (Gemma 2)."""
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, and the final norm, which the head applies so that it can ride in the head's product.
+
+    `embed_scale` multiplies the embeddings (Gemma, Granite), rounded to their dtype first.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        layers: Sequence[nn.Module],
+        norm: RMSNorm,
+        ropes: Mapping[str, RopeSpec],
+        padding_idx: int | None = None,
+        embed_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocab_size, hidden_size, padding_idx)
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.rotary = RotarySet(ropes)
+        self.embed_scale = embed_scale
+
+    @property
+    def attention_specs(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer, in order."""
+        return tuple(layer.self_attn.spec for layer in self.layers)  # type: ignore[union-attr]
+
+    def forward(self, tokens: Tensor, step: Step) -> Tensor:
+        """Tokens [T] -> hidden states [T, H], before the final norm."""
+        step = replace(step, rope=self.rotary(step))
+        x = F.embedding(tokens, self.embed_tokens.weight)
+        if self.embed_scale != 1.0:
+            x = x * torch.tensor(self.embed_scale, dtype=x.dtype)
+        for layer in self.layers:
+            x = layer(x, step)
+        return x
+
+
+class CausalLM(KernelModule):
+    """A decoder with its head. Parameter names are the checkpoint's: model.*, lm_head.weight."""
+
+    def __init__(self, decoder: Decoder, head: HeadSpec) -> None:
+        super().__init__()
+        self.model = decoder
+        self.head = head
+        embed = decoder.embed_tokens
+        self.lm_head = nn.Linear(embed.embedding_dim, embed.num_embeddings, bias=False)
+        if head.tied:
+            self.lm_head.weight = embed.weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [T, H], before the final norm -> logits [T, vocab] in the model's dtype."""
+        y = project(self.kernels, hidden, (self.lm_head,), norm=self.model.norm, scale=self.head.scale)
+        if self.head.softcap is not None:
+            y = torch.tanh(y / self.head.softcap) * self.head.softcap
+        return y

@@ -1,0 +1,22 @@
+"""Modules that compute through ops, and how a model's kernels are set."""
+
+from torch import nn
+
+from cuformers.kernels.table import Kernels, reference
+
+
+class KernelModule(nn.Module):
+    """A module whose ops come from a table chosen for the whole model; plain PyTorch until one is chosen."""
+
+    kernels: Kernels
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = reference()
+
+
+def set_kernels(model: nn.Module, kernels: Kernels) -> None:
+    """Gives every module of the model this table of kernels; calling it again with another one undoes it."""
+    for module in model.modules():
+        if isinstance(module, KernelModule):
+            module.kernels = kernels

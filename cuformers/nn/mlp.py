@@ -1,0 +1,71 @@
+"""The gated feed-forward block: down(act(gate(x)) * up(x)) (arXiv 2002.05202)."""
+
+from torch import Tensor, nn
+
+from cuformers.base.errors import bad_argument
+from cuformers.nn.kernel_module import KernelModule
+from cuformers.nn.norm import RMSNorm
+from cuformers.nn.project import fused, project
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""config.json's `hidden_act` -> the op's activation."""
+
+
+class GatedMLP(KernelModule):
+    """Gate and up are one product where their storage allows; the activation rides in its epilogue."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, hidden_act: str, bias: bool = False) -> None:
+        super().__init__()
+        if hidden_act not in ACTIVATIONS:
+            raise bad_argument("hidden_act", hidden_act, f"one of {sorted(ACTIVATIONS)}")
+        self.activation = ACTIVATIONS[hidden_act]
+        self._make_input(hidden_size, intermediate_size, bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+
+    def _make_input(self, hidden_size: int, intermediate_size: int, bias: bool) -> None:
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+
+    @property
+    def leaves(self) -> tuple[nn.Module, ...]:
+        """The maps whose outputs are gate, then up."""
+        return self.gate_proj, self.up_proj
+
+    def storage_groups(self) -> tuple[tuple[str, ...], ...]:
+        """Parameters to lay out one after the other, so that they can be used as one."""
+        groups = (("gate_proj.weight", "up_proj.weight"), ("gate_proj.bias", "up_proj.bias"))
+        return groups if self.down_proj.bias is not None else groups[:1]
+
+    def forward(
+        self, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None, scale: float = 1.0
+    ) -> Tensor:
+        """residual + scale * mlp(norm(x)): [T, H] -> [T, H]."""
+        one = fused(self.leaves)
+        if one is not None:
+            weight, bias = one
+            args = norm.args if norm is not None else None
+            h = self.kernels.gated_linear(x, weight, bias, self.activation, norm=args)
+        else:
+            h = self.kernels.gated_activation(project(self.kernels, x, self.leaves, norm=norm), self.activation)
+        return project(self.kernels, h, (self.down_proj,), residual=residual, scale=scale)
+
+
+class PackedMLP(GatedMLP):
+    """The same with gate and up as one parameter in the checkpoint (Phi-3)."""
+
+    def _make_input(self, hidden_size: int, intermediate_size: int, bias: bool) -> None:
+        self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=bias)
+
+    @property
+    def leaves(self) -> tuple[nn.Module, ...]:
+        return (self.gate_up_proj,)
+
+    def storage_groups(self) -> tuple[tuple[str, ...], ...]:
+        return ()

@@ -1,0 +1,36 @@
+"""Root-mean-square normalisation as a module."""
+
+import torch
+from torch import Tensor, nn
+
+from cuformers.kernels.norm_args import Norm
+from cuformers.nn.kernel_module import KernelModule
+
+
+class RMSNorm(KernelModule):
+    """x / rms(x) * (offset + weight), computed in float32 (arXiv 1910.07467).
+
+    `offset` is 1 in the Gemma families, whose weights are stored around zero.
+    """
+
+    def __init__(self, dim: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.eps = eps
+        self.offset = offset
+
+    @property
+    def args(self) -> Norm:
+        """The norm as an argument of an op that normalises on the way."""
+        return Norm(self.weight, self.eps, self.offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] -> [..., dim]."""
+        return self.kernels.rms_norm(x, *self.args)
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + norm(x)."""
+        return self.kernels.rms_norm_add(x, residual, *self.args)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}"

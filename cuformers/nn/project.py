@@ -1,0 +1,72 @@
+"""Linear maps as the decoder needs them: several leaves as one product, a norm before, a residual after.
+
+The leaves keep the checkpoint's names (q_proj, gate_proj, ...). Where they are plain `nn.Linear`s that lie one after
+the other in one storage, they are used as one weight; where one of them was replaced (an adapter, a quantized layer),
+has a hook, or asks for gradients, each is called by itself. Nothing is ever stale: the fused weight is a view that is
+looked up at every call.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cuformers.kernels.table import Kernels
+from cuformers.nn.norm import RMSNorm
+
+
+def _is_plain(leaf: nn.Module) -> bool:
+    return type(leaf) is nn.Linear and not (leaf._forward_hooks or leaf._forward_pre_hooks)
+
+
+def _rows_as_one(parts: Sequence[Tensor]) -> Tensor | None:
+    """The parts, stacked along dim 0, as a view of their common storage; None where they do not lie in a row."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if torch.is_grad_enabled() and any(p.requires_grad for p in parts):
+        return None
+    end, storage = first.storage_offset(), first.untyped_storage().data_ptr()
+    for part in parts:
+        here = part.untyped_storage().data_ptr() == storage and part.storage_offset() == end
+        if not (here and part.is_contiguous() and part.dtype == first.dtype):
+            return None
+        end += part.numel()
+    shape = (sum(p.shape[0] for p in parts), *first.shape[1:])
+    return first.detach().as_strided(shape, first.stride())
+
+
+def fused(leaves: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None] | None:
+    """Weight [sum N, K] and bias [sum N] of plain leaves as one linear map; None where they can't be had as views."""
+    if not all(_is_plain(leaf) for leaf in leaves):
+        return None
+    linears: list[nn.Linear] = list(leaves)  # type: ignore[arg-type]
+    weight = _rows_as_one([leaf.weight for leaf in linears])
+    biases = [leaf.bias for leaf in linears if leaf.bias is not None]
+    if weight is None or len(biases) not in (0, len(linears)):
+        return None
+    bias = _rows_as_one(biases) if biases else None
+    return None if biases and bias is None else (weight, bias)
+
+
+def project(
+    kernels: Kernels,
+    x: Tensor,
+    leaves: Sequence[nn.Module],
+    *,
+    norm: RMSNorm | None = None,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """residual + scale * concat(leaf(norm(x)) for each leaf): [T, K] -> [T, sum N]."""
+    one = fused(leaves)
+    if one is not None:
+        weight, bias = one
+        args = norm.args if norm is not None else None
+        return kernels.linear(x, weight, bias, norm=args, residual=residual, scale=scale)
+    if norm is not None:
+        x = norm(x)
+    outputs = [leaf(x) for leaf in leaves]
+    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+    y = y if scale == 1.0 else y * scale
+    return y if residual is None else residual + y
