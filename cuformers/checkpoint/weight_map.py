@@ -1,0 +1,142 @@
+"""Names in the files against names in the module: one table, read in both directions.
+
+A template is a name in which `{x}` stands for one part between dots and `{*x}` for any rest (of at least one
+character). Both sides of a rule have the same placeholders, which makes every rule reversible.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+_PLACEHOLDER = re.compile(r"\{(\*?)([a-z_]+)\}")
+
+
+@dataclass(frozen=True)
+class _Template:
+    text: str
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(match[2] for match in _PLACEHOLDER.finditer(self.text))
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        parts, end = [], 0
+        for match in _PLACEHOLDER.finditer(self.text):
+            parts.append(re.escape(self.text[end : match.start()]))
+            parts.append(f"(?P<{match[2]}>{'.+' if match[1] else '[^.]+'})")
+            end = match.end()
+        return re.compile("".join(parts) + re.escape(self.text[end:]), re.DOTALL)
+
+    def match(self, name: str) -> dict[str, str] | None:
+        found = self._regex.fullmatch(name)
+        return found.groupdict() if found else None
+
+    def fill(self, values: dict[str, str]) -> str:
+        return _PLACEHOLDER.sub(lambda match: values[match[2]], self.text)
+
+
+@lru_cache(maxsize=4096)
+def _template(text: str) -> _Template:
+    return _Template(text)
+
+
+def _check(rule: object, file: str, module: str, only_in_file: tuple[str, ...] = ()) -> None:
+    here, there = _template(file).names, _template(module).names
+    for names in (here, there):
+        if len(set(names)) != len(names):
+            raise ValueError(f"{rule}: a placeholder stands twice in one template.")
+    if set(here) != set(there) | set(only_in_file):
+        raise ValueError(f"{rule}: {file!r} and {module!r} need the same placeholders, or the rule has no way back.")
+
+
+@dataclass(frozen=True)
+class Rename:
+    """One tensor of the file is one tensor of the module: `Rename("lm.{*rest}", "model.{*rest}")`."""
+
+    file: str
+    module: str
+
+    def __post_init__(self) -> None:
+        _check(self, self.file, self.module)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One tensor of the file is several of the module, one after the other along dim 0: a fused qkv_proj."""
+
+    file: str
+    modules: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.modules) < 2:
+            raise ValueError(f"{self}: needs at least two module names.")
+        for module in self.modules:
+            _check(self, self.file, module)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Tensors of the file, numbered by `{index}`, are the slices [i] of one of the module: experts stored singly."""
+
+    file: str
+    module: str
+
+    def __post_init__(self) -> None:
+        _check(self, self.file, self.module, only_in_file=("index",))
+
+
+Rule = Rename | Split | Stack
+
+
+class WeightMap:
+    """Rules tried in order; a name that no rule matches stays as it is.
+
+    `to_module` and `to_file` return tuples: a Split's file tensor is several of the module, a Stack's module tensor
+    is several of the file.
+    """
+
+    def __init__(self, rules: tuple[Rule, ...] | list[Rule] = ()) -> None:
+        self.rules = tuple(rules)
+
+    def _of_file(self, name: str) -> tuple[Rule, dict[str, str]] | None:
+        for rule in self.rules:
+            values = _template(rule.file).match(name)
+            if values is not None and (not isinstance(rule, Stack) or _is_index(values["index"])):
+                return rule, values
+        return None
+
+    def to_module(self, name: str) -> tuple[str, ...]:
+        """Names in the module of the tensor that the file calls `name`, in their order along dim 0."""
+        found = self._of_file(name)
+        if found is None:
+            return (name,)
+        rule, values = found
+        return tuple(_template(module).fill(values) for module in _modules(rule))
+
+    def to_file(self, name: str, num_stacked: int | None = None) -> tuple[str, ...]:
+        """Names in the file of the module's tensor `name`; a Stack needs `num_stacked`, its size along dim 0."""
+        for rule in self.rules:
+            for values in filter(None, (_template(module).match(name) for module in _modules(rule))):
+                file = _template(rule.file)
+                if not isinstance(rule, Stack):
+                    return (file.fill(values),)
+                assert num_stacked is not None, f"{rule} needs num_stacked to name {name!r} in the file"
+                return tuple(file.fill({**values, "index": str(i)}) for i in range(num_stacked))
+        return (name,)
+
+    def stack_index(self, name: str) -> int | None:
+        """Which slice [i] of the module's tensor the file's tensor `name` is; None where it is not a slice."""
+        found = self._of_file(name)
+        return int(found[1]["index"]) if found is not None and isinstance(found[0], Stack) else None
+
+
+def _modules(rule: Rule) -> tuple[str, ...]:
+    return rule.modules if isinstance(rule, Split) else (rule.module,)
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdigit() and str(int(text)) == text
+
+
+IDENTITY = WeightMap()
