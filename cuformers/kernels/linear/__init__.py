@@ -1,0 +1,33 @@
+"""Op `linear`: y = (norm(x) @ weight.T + bias) * scale + residual.
+
+    linear(x [T, K], weight [N, K], bias [N] | None, *, norm=None, residual [T, N] | None, scale=1.0) -> [T, N]
+
+All tensors share one dtype (the norm's weight may have another). Products accumulate in float32. The normed x is
+rounded to the dtype before the product, as an unfused norm would be. A row of the result depends on its own row of x
+and on the number of rows, never on the other rows' values.
+"""
+
+from collections.abc import Callable
+
+from cuformers.kernels.op import Implementation, Op
+
+
+def _load_triton() -> Callable:
+    from cuformers.kernels.linear.triton import linear
+
+    return linear
+
+
+def _load_reference() -> Callable:
+    from cuformers.kernels.linear.reference import linear
+
+    return linear
+
+
+OP = Op(
+    "linear",
+    (
+        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
+        Implementation(name="reference", load=_load_reference),
+    ),
+)

@@ -1,0 +1,37 @@
+"""Op `paged_attention`: one query per sequence over its keys in the paged cache.
+
+    paged_attention(q [N, Hq, D], k_cache [P, Hkv, page, D], v_cache, block_tables [N, M] int32, lengths [N] int32, *,
+                    scale, window=None, softcap=None, sinks [Hq] | None, fresh=1, workspace=None) -> [N, Hq, D]
+
+`lengths` counts the keys of a sequence, the current token included; 0 marks a padding row, whose output is zero.
+`window`: a query at position p sees keys at positions > p - window. `softcap`: scores become
+softcap * tanh(score / softcap). `sinks`: one more score per head, without a value. `fresh`: how many keys at the end
+of a sequence this very step has written (the rest may be read before the step's earlier kernels have finished).
+`workspace`: see `workspace.py`; with it the op is one launch, without it two.
+Pool positions that are not seen never reach the result, whatever they hold.
+"""
+
+from collections.abc import Callable
+
+from cuformers.kernels.op import Implementation, Op
+
+
+def _load_triton() -> Callable:
+    from cuformers.kernels.paged_attention.triton import paged_attention
+
+    return paged_attention
+
+
+def _load_reference() -> Callable:
+    from cuformers.kernels.paged_attention.reference import paged_attention
+
+    return paged_attention
+
+
+OP = Op(
+    "paged_attention",
+    (
+        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
+        Implementation(name="reference", load=_load_reference),
+    ),
+)

@@ -1,0 +1,53 @@
+"""Attention of one query per sequence over keys in a paged cache: the specification."""
+
+import torch
+from torch import Tensor
+
+from cuformers.kernels.paged_attention.workspace import Workspace
+from cuformers.kernels.precision import wide
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    fresh: int = 1,
+    workspace: Workspace | None = None,
+) -> Tensor:
+    """softmax(scale * q @ K.T) @ V for each sequence, in float32. `fresh` and `workspace` change no number."""
+    del fresh, workspace
+    group = q.shape[1] // k_cache.shape[1]
+    k, v = (_gather(cache, block_tables) for cache in (k_cache, v_cache))
+    position = torch.arange(k.shape[1], device=q.device)
+    seen = position < lengths[:, None]
+    if window is not None:
+        seen = seen & (position >= lengths[:, None] - window)
+    # A pool position that is not seen may hold anything, NaN included: it is replaced, not multiplied by zero.
+    k, v = (torch.where(seen[:, :, None, None], x, 0.0).repeat_interleave(group, dim=2) for x in (k, v))
+    scores = torch.einsum("nhd,nshd->nhs", wide(q), k) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~seen[:, None], -torch.inf)
+    out = torch.einsum("nhs,nshd->nhd", _softmax(scores, sinks), v)
+    return torch.where((lengths > 0)[:, None, None], out, 0.0).to(q.dtype)
+
+
+def _gather(cache: Tensor, block_tables: Tensor) -> Tensor:
+    """[P, Hkv, page, D] -> [N, M * page, Hkv, D] float32; table entries past a sequence's pages may be anything."""
+    pages = cache[block_tables.long().clamp(0, cache.shape[0] - 1)]
+    return wide(pages.transpose(2, 3)).flatten(1, 2)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """[N, Hq, S] -> the same; a sink is one more score of its head, whose share of the mass goes nowhere."""
+    if sinks is None:
+        return scores.softmax(-1).nan_to_num(0.0)
+    sink = wide(sinks)[None, :, None].expand(scores.shape[0], -1, 1)
+    return torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]

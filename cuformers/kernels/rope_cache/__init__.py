@@ -1,0 +1,36 @@
+"""Op `rope_cache`: head norms, rotary embedding (arXiv 2104.09864) and the cache write, in one launch.
+
+    rope_cache(qkv [T, (Hq + 2 * Hkv) * D], cos [R, rot / 2] | None, sin [R, rot / 2] | None, rows [T] int32, *,
+               num_heads, num_kv_heads, head_dim, q_norm=None, k_norm=None,
+               k_cache [P, Hkv, page, D] | None, v_cache [P, Hkv, page, D] | None, slots [T] int32 | None)
+        -> (q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D])
+
+cos and sin are float32; token t uses row rows[t]; None means no rotation. Pairs are (i, i + rot / 2), the convention
+of rotate_half; dims from rot on pass through. Slot s lies at page s // page, offset s % page; a negative slot writes
+nothing. qkv may be overwritten, and the results may be views of it.
+"""
+
+from collections.abc import Callable
+
+from cuformers.kernels.op import Implementation, Op
+
+
+def _load_triton() -> Callable:
+    from cuformers.kernels.rope_cache.triton import rope_cache
+
+    return rope_cache
+
+
+def _load_reference() -> Callable:
+    from cuformers.kernels.rope_cache.reference import rope_cache
+
+    return rope_cache
+
+
+OP = Op(
+    "rope_cache",
+    (
+        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
+        Implementation(name="reference", load=_load_reference),
+    ),
+)

@@ -1,0 +1,66 @@
+"""All ops, and the functions that one model uses for them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from torch import Tensor
+
+from cuformers.kernels.gated_linear import GATED_ACTIVATION, GATED_LINEAR
+from cuformers.kernels.linear import OP as LINEAR
+from cuformers.kernels.norm import ADD_RMS_NORM, RMS_NORM, RMS_NORM_ADD
+from cuformers.kernels.op import Choice, Op, Problem
+from cuformers.kernels.paged_attention import OP as PAGED_ATTENTION
+from cuformers.kernels.rope_cache import OP as ROPE_CACHE
+from cuformers.kernels.sample import ARGMAX, SAMPLE
+
+OPS: tuple[Op, ...] = (
+    RMS_NORM,
+    ADD_RMS_NORM,
+    RMS_NORM_ADD,
+    LINEAR,
+    GATED_LINEAR,
+    GATED_ACTIVATION,
+    ROPE_CACHE,
+    PAGED_ATTENTION,
+    SAMPLE,
+    ARGMAX,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """One function per op; shapes and meaning are in the docstring of each op's folder."""
+
+    rms_norm: Callable[..., Tensor]
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
+    rms_norm_add: Callable[..., Tensor]
+    linear: Callable[..., Tensor]
+    gated_linear: Callable[..., Tensor]
+    gated_activation: Callable[..., Tensor]
+    rope_cache: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    paged_attention: Callable[..., Tensor]
+    sample: Callable[..., Tensor]
+    argmax: Callable[..., Tensor]
+    choices: tuple[Choice, ...]
+    """Which implementation each op got, and why the others did not."""
+
+
+def select(problem: Problem, want: str = "auto") -> Kernels:
+    """The best functions for the problem.
+
+    Args:
+        problem: device, dtype and mode of the model.
+        want: "auto", or the name of the implementation that every op must use.
+
+    Raises:
+        ValueError: the wanted implementation is unknown or can't serve the problem.
+    """
+    choices = tuple(op.choose(problem, want) for op in OPS)
+    return Kernels(**{choice.op: choice.implementation.load() for choice in choices}, choices=choices)
+
+
+@cache
+def reference() -> Kernels:
+    """Plain PyTorch for every op: right everywhere, in both modes."""
+    return select(Problem(device="cpu", mode="train"), "reference")
