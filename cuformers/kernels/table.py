@@ -6,6 +6,7 @@ from functools import cache
 
 from torch import Tensor
 
+from cuformers.kernels.advance import OP as ADVANCE
 from cuformers.kernels.gated_linear import GATED_ACTIVATION, GATED_LINEAR
 from cuformers.kernels.linear import OP as LINEAR
 from cuformers.kernels.norm import ADD_RMS_NORM, RMS_NORM, RMS_NORM_ADD
@@ -25,6 +26,7 @@ OPS: tuple[Op, ...] = (
     PAGED_ATTENTION,
     SAMPLE,
     ARGMAX,
+    ADVANCE,
 )
 
 
@@ -42,6 +44,7 @@ class Kernels:
     paged_attention: Callable[..., Tensor]
     sample: Callable[..., Tensor]
     argmax: Callable[..., Tensor]
+    advance: Callable[..., None]
     choices: tuple[Choice, ...]
     """Which implementation each op got, and why the others did not."""
 

@@ -55,8 +55,8 @@ class Gemma2Config(ModelConfig):
         super().__post_init__()
         if self.use_bidirectional_attention:
             raise ValueError("config.use_bidirectional_attention=True is not possible: only causal decoders are built.")
+        every = self._full_layer_every()
         if self.layer_types is None:
-            every = self._full_layer_every()
             self.layer_types = [SLIDING if (i + 1) % every else FULL for i in range(self.num_hidden_layers)]
 
     def _full_layer_every(self) -> int:
@@ -90,7 +90,8 @@ class Gemma3TextConfig(Gemma2Config):
         self.rope_parameters = rope
 
     def _full_layer_every(self) -> int:
-        return int(self.extra.pop("sliding_window_pattern", self.extra.pop("_sliding_window_pattern", 6)))
+        named = [self.extra.pop(key, None) for key in ("sliding_window_pattern", "_sliding_window_pattern")]
+        return next((int(every) for every in named if every is not None), 6)
 
     @property
     def ropes(self) -> dict[str, RopeSpec]:

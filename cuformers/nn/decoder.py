@@ -81,7 +81,7 @@ class CausalLM(KernelModule):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [T, H], before the final norm -> logits [T, vocab] in the model's dtype."""
-        y = project(self.kernels, hidden, (self.lm_head,), norm=self.model.norm, scale=self.head.scale)
+        y = project(self.ops, hidden, (self.lm_head,), norm=self.model.norm, scale=self.head.scale)
         if self.head.softcap is not None:
             y = torch.tanh(y / self.head.softcap) * self.head.softcap
         return y

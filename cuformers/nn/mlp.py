@@ -51,10 +51,10 @@ class GatedMLP(KernelModule):
         if one is not None:
             weight, bias = one
             args = norm.args if norm is not None else None
-            h = self.kernels.gated_linear(x, weight, bias, self.activation, norm=args)
+            h = self.ops.gated_linear(x, weight, bias, self.activation, norm=args)
         else:
-            h = self.kernels.gated_activation(project(self.kernels, x, self.leaves, norm=norm), self.activation)
-        return project(self.kernels, h, (self.down_proj,), residual=residual, scale=scale)
+            h = self.ops.gated_activation(project(self.ops, x, self.leaves, norm=norm), self.activation)
+        return project(self.ops, h, (self.down_proj,), residual=residual, scale=scale)
 
 
 class PackedMLP(GatedMLP):

@@ -26,11 +26,11 @@ class RMSNorm(KernelModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., dim] -> [..., dim]."""
-        return self.kernels.rms_norm(x, *self.args)
+        return self.ops.rms_norm(x, *self.args)
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + norm(x)."""
-        return self.kernels.rms_norm_add(x, residual, *self.args)
+        return self.ops.rms_norm_add(x, residual, *self.args)
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}"

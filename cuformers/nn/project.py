@@ -50,7 +50,7 @@ def fused(leaves: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None] | None:
 
 
 def project(
-    kernels: Kernels,
+    ops: Kernels,
     x: Tensor,
     leaves: Sequence[nn.Module],
     *,
@@ -63,7 +63,7 @@ def project(
     if one is not None:
         weight, bias = one
         args = norm.args if norm is not None else None
-        return kernels.linear(x, weight, bias, norm=args, residual=residual, scale=scale)
+        return ops.linear(x, weight, bias, norm=args, residual=residual, scale=scale)
     if norm is not None:
         x = norm(x)
     outputs = [leaf(x) for leaf in leaves]

@@ -52,7 +52,7 @@ class Attention(KernelModule):
 
     def _qkv(self, x: Tensor, norm: RMSNorm | None) -> Tensor:
         """[T, H] -> [T, (heads + 2 * kv_heads) * head_dim]."""
-        return project(self.kernels, x, self.leaves, norm=norm)
+        return project(self.ops, x, self.leaves, norm=norm)
 
     def forward(
         self,
@@ -65,7 +65,7 @@ class Attention(KernelModule):
     ) -> Tensor:
         """residual + scale * attention(norm(x)): [T, H] -> [T, H]."""
         out = self._attend(self._qkv(x, norm), step)
-        return project(self.kernels, out.flatten(1), (self.o_proj,), residual=residual, scale=scale)
+        return project(self.ops, out.flatten(1), (self.o_proj,), residual=residual, scale=scale)
 
     def _attend(self, qkv: Tensor, step: Step) -> Tensor:
         spec, view = self.spec, step.cache
@@ -73,7 +73,7 @@ class Attention(KernelModule):
         cos, sin, rows = rope or (None, None, step.positions)
         k_cache = view.cache.keys(spec.layer) if view else None
         v_cache = view.cache.values(spec.layer) if view else None
-        q, k, v = self.kernels.rope_cache(
+        q, k, v = self.ops.rope_cache(
             qkv,
             cos,
             sin,
@@ -91,7 +91,7 @@ class Attention(KernelModule):
             assert step.backend is not None, "a full step names its attention backend"
             return step.backend.forward(q, k, v, spec, step)
         assert view is not None, "a decode step has a cache"
-        return self.kernels.paged_attention(
+        return self.ops.paged_attention(
             q,
             k_cache,
             v_cache,

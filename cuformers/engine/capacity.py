@@ -1,0 +1,74 @@
+"""How large the engine's buffers are: powers of two, so that growing with the work means few reallocations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cuformers.base.errors import OutOfDeviceMemory
+from cuformers.cuda.memory import human
+from cuformers.engine.request import Request
+
+MAX_SLOTS = 256
+MIN_LENGTH = 4096
+MIN_EOS = 8
+MEMORY_SHARE = 0.9  # of the free memory, at the most; the rest is for activations and the allocator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """Sizes that the decode state, the cache and the captured graphs are made for."""
+
+    slots: int
+    """Rows of the decode state: requests that run at once."""
+    length: int
+    """Tokens of a request, prompt and output."""
+    pages: int
+    """Pages of the cache."""
+    eos: int
+    """End-of-text tokens of a request."""
+
+    def covers(self, other: "Capacity") -> bool:
+        """Whether work that needs `other` fits."""
+        pairs = ((self.slots, other.slots), (self.length, other.length), (self.pages, other.pages), (self.eos, other.eos))
+        return all(have >= need for have, need in pairs)
+
+    def joined(self, other: "Capacity") -> "Capacity":
+        """The larger of both in every size."""
+        return Capacity(
+            slots=max(self.slots, other.slots),
+            length=max(self.length, other.length),
+            pages=max(self.pages, other.pages),
+            eos=max(self.eos, other.eos),
+        )
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def needed(requests: Sequence[Request], page_size: int, page_bytes: int, free: int) -> Capacity:
+    """The capacity for these requests, with as many of them at once as the free memory allows.
+
+    Args:
+        requests: the work.
+        page_size: tokens of a page.
+        page_bytes: bytes of a page over all layers.
+        free: bytes that the cache may take its share of.
+
+    Raises:
+        OutOfDeviceMemory: the longest request's cache does not fit.
+    """
+    pages = sorted((-(-r.max_length // page_size) for r in requests), reverse=True)
+    limit = int(free * MEMORY_SHARE) // page_bytes
+    if pages[0] > limit:
+        longest = max(r.max_length for r in requests)
+        raise OutOfDeviceMemory(
+            f"the cache for a request of {longest} tokens needs {human(pages[0] * page_bytes)}, and "
+            f"{human(limit * page_bytes)} are available: shorten the prompt or max_new_tokens, or free memory."
+        )
+    return Capacity(
+        slots=min(MAX_SLOTS, power_of_two(len(requests))),
+        length=max(MIN_LENGTH, power_of_two(max(r.max_length for r in requests))),
+        pages=min(limit, power_of_two(max(sum(pages[:MAX_SLOTS]), MIN_LENGTH // page_size))),
+        eos=max(MIN_EOS, power_of_two(max(len(r.eos) for r in requests))),
+    )
