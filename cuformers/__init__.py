@@ -1,0 +1,37 @@
+"""Hugging Face Transformers' API at the NVIDIA GPU's speed.
+
+The names below are imported when they are first used: `import cuformers` alone loads no torch.
+"""
+
+from importlib import import_module
+
+from cuformers.base.version import VERSION as __version__
+
+_HOME_OF = {
+    "AutoConfig": "cuformers.auto",
+    "AutoModelForCausalLM": "cuformers.auto",
+    "AutoTokenizer": "cuformers.auto",
+    "pipeline": "cuformers.auto",
+    "GenerationConfig": "cuformers.generation",
+    "LogitsProcessor": "cuformers.generation",
+    "LogitsProcessorList": "cuformers.generation",
+    "StoppingCriteria": "cuformers.generation",
+    "StoppingCriteriaList": "cuformers.generation",
+    "TextIteratorStreamer": "cuformers.generation",
+    "TextStreamer": "cuformers.generation",
+    "set_seed": "cuformers.generation",
+}
+
+__all__ = ["__version__", *_HOME_OF]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})
