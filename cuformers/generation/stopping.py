@@ -1,0 +1,114 @@
+"""Stopping criteria: Transformers' interface for saying that a row is finished."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuformers.base.log import notice
+from cuformers.generation.logits_processors import token_ids
+from cuformers.generation.text import INCOMPLETE, Decodes
+
+_MARGIN = 8  # tokens beside those of the stop string: the one cut at the window's start, special ones, held-back bytes
+
+
+class StoppingCriteria:
+    """Says which rows are finished. Subclass it and define `__call__` for one of your own."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """
+        Args:
+            input_ids: [B, L] int64, prompts and answers so far.
+            scores: the scores that were kept (output_scores=True), else None.
+
+        Returns:
+            [B] bool, True where the row is finished.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__(input_ids, scores).")
+
+
+class StoppingCriteriaList(list):
+    """A row is finished when one of the criteria says so."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """[B] bool, as of StoppingCriteria."""
+        done = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        for criterion in self:
+            done = done | criterion(input_ids, scores, **kwargs)
+        return done
+
+    @property
+    def max_length(self) -> int | None:
+        """The limit of the first MaxLengthCriteria in the list."""
+        return next((c.max_length for c in self if isinstance(c, MaxLengthCriteria)), None)
+
+
+class MaxLengthCriteria(StoppingCriteria):
+    """Finished at `max_length` tokens, prompt included; one notice past the model's `max_position_embeddings`."""
+
+    def __init__(self, max_length: int, max_position_embeddings: int | None = None) -> None:
+        self.max_length, self.max_position_embeddings = max_length, max_position_embeddings
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        length = input_ids.shape[1]
+        limit = self.max_position_embeddings
+        if limit is not None and limit < length < self.max_length:
+            notice(f"the text is longer than the model's {limit} positions; it may lose the thread.", once=True)
+        return _all_rows(input_ids, length >= self.max_length)
+
+
+class MaxTimeCriteria(StoppingCriteria):
+    """Finished `max_time` seconds after `initial_timestamp` (of time.time(); by default, now)."""
+
+    def __init__(self, max_time: float, initial_timestamp: float | None = None) -> None:
+        self.max_time = max_time
+        self.initial_timestamp = time.time() if initial_timestamp is None else initial_timestamp
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return _all_rows(input_ids, time.time() - self.initial_timestamp > self.max_time)
+
+
+class EosTokenCriteria(StoppingCriteria):
+    """Finished at an end-of-sequence token."""
+
+    def __init__(self, eos_token_id: int | Sequence[int] | Tensor) -> None:
+        self.eos_token_id = torch.tensor(token_ids(eos_token_id), dtype=torch.int64)
+
+    def __call__(self, input_ids: Tensor, scores: Any, new_token_length: int = 1, **kwargs: Any) -> Tensor:
+        """[B] bool: one of the last `new_token_length` tokens ends a sequence."""
+        self.eos_token_id = self.eos_token_id.to(input_ids.device)
+        new = input_ids[:, max(0, input_ids.shape[1] - new_token_length) :]
+        return (new[..., None] == self.eos_token_id).flatten(1).any(dim=-1)
+
+
+class StopStringCriteria(StoppingCriteria):
+    """Finished when the last token completes a stop string, whether or not more of the token follows it.
+
+    Reads the tokens on the host at every call. A stream of text is better served by stop_strings.StopStrings.
+    """
+
+    def __init__(self, tokenizer: Decodes, stop_strings: str | Sequence[str]) -> None:
+        self.tokenizer = tokenizer
+        self.stop_strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+        if not all(self.stop_strings):
+            raise ValueError(f"stop_strings={stop_strings!r} holds an empty string, which matches everywhere.")
+        # A token holds at least one byte of the string.
+        self._window = max(len(s.encode()) for s in self.stop_strings) + _MARGIN
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        rows = input_ids[:, -self._window :].tolist()
+        return torch.tensor([self._completes(ids) for ids in rows], dtype=torch.bool, device=input_ids.device)
+
+    def _completes(self, ids: list[int]) -> bool:
+        before, text = self._text(ids[:-1]), self._text(ids)
+        known = len(before.rstrip(INCOMPLETE))
+        return any(text.find(stop, max(0, known - len(stop) + 1)) >= 0 for stop in self.stop_strings)
+
+    def _text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _all_rows(input_ids: Tensor, done: bool) -> Tensor:
+    return torch.full((input_ids.shape[0],), done, dtype=torch.bool, device=input_ids.device)
