@@ -83,6 +83,8 @@ class Stack:
     module: str
 
     def __post_init__(self) -> None:
+        if "index" in _template(self.module).names:
+            raise ValueError(f"{self}: the placeholder {{index}} may stand in the file's template only.")
         _check(self, self.file, self.module, only_in_file=("index",))
 
 
@@ -117,8 +119,10 @@ class WeightMap:
     def to_file(self, name: str, num_stacked: int | None = None) -> tuple[str, ...]:
         """Names in the file of the module's tensor `name`; a Stack needs `num_stacked`, its size along dim 0."""
         for rule in self.rules:
-            for values in filter(None, (_template(module).match(name) for module in _modules(rule))):
-                file = _template(rule.file)
+            for module in _modules(rule):
+                values, file = _template(module).match(name), _template(rule.file)
+                if values is None:
+                    continue
                 if not isinstance(rule, Stack):
                     return (file.fill(values),)
                 assert num_stacked is not None, f"{rule} needs num_stacked to name {name!r} in the file"
