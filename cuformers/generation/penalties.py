@@ -33,7 +33,7 @@ def frequency(scores: Tensor, rows: Rows, penalty: Param, *, start: int | None =
     if counted is not None:
         ones = ones * counted
     # Ignored columns may hold anything: they add 0 to token 0.
-    ids = rows.ids if counted is None else torch.where(counted, rows.ids, 0)
+    ids = (rows.ids if counted is None else torch.where(counted, rows.ids, 0)).long()
     return scores - column(penalty) * torch.zeros_like(scores).scatter_add(1, ids, ones)
 
 
@@ -49,4 +49,4 @@ def mark(scores: Tensor, ids: Tensor, valid: Tensor | None) -> Tensor:
     # Ids that do not count go to a spare column, where they can't unmark anything.
     ids = ids if valid is None else torch.where(valid, ids, vocab)
     marks = torch.zeros((scores.shape[0], vocab + 1), dtype=torch.bool, device=scores.device)
-    return marks.scatter_(1, ids, True)[:, :vocab]
+    return marks.scatter_(1, ids.long(), True)[:, :vocab]

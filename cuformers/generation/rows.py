@@ -11,7 +11,7 @@ class Tail(NamedTuple):
     """The last tokens of each row."""
 
     ids: Tensor
-    """[B, n] int64; the row's last token is at the right. -1 where the row is shorter."""
+    """[B, n]; the row's last token is at the right. -1 where the row is shorter."""
     present: Tensor
     """[B, n] bool, False where the row is shorter."""
 
@@ -25,11 +25,11 @@ class Rows:
     """
 
     ids: Tensor
-    """[B, L] int64 token ids."""
+    """[B, L] int64 or int32 token ids."""
     lengths: Tensor | None = None
-    """[B] int64 tokens of each row, prompt included."""
+    """[B] int64 or int32 tokens of each row, prompt included."""
     prompt_lengths: Tensor | None = None
-    """[B] int64 tokens of each row's prompt; None: processors use the prompt length they were made with."""
+    """[B] int64 or int32 tokens of each row's prompt; None: processors use the prompt length they were made with."""
 
     @property
     def length(self) -> Tensor | int:
@@ -66,4 +66,4 @@ class Rows:
         columns = end - count + torch.arange(count, device=self.ids.device)
         columns = columns.expand(self.ids.shape[0], count)
         present = columns >= 0
-        return Tail(torch.where(present, self.ids.gather(1, columns.clamp(min=0)), -1), present)
+        return Tail(torch.where(present, self.ids.gather(1, columns.clamp(min=0).long()), -1), present)
