@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
             return 0
         _check_verb(arguments.verb)
         return _call(arguments)
-    except ValueError as problem:
+    except (ValueError, ImportError) as problem:  # the user's mistake, or a package that is missing or broken
         if "--traceback" in argv:
             raise
         return _complain(str(problem))
