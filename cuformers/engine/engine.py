@@ -61,7 +61,9 @@ class Engine:
             page_size=PAGE_SIZE,
             max_prefill_tokens=MAX_PREFILL_TOKENS,
         )
+        switch = self.model.model.rotary.switch_length
         for request in requests:
+            request.breakpoint = switch if switch and len(request.prompt) < switch < request.max_length else None
             scheduler.add(request)
         lag = 0 if not self.on_gpu or any(g.lockstep for g in groups) else LAG
         flights: deque[_Flight] = deque()
@@ -86,7 +88,7 @@ class Engine:
             owners = list(enumerate(admitted))
         else:
             running = scheduler.running.items()
-            owners = [(slot, r) for slot, r in sorted(running) if launched[r] < r.max_new_tokens]
+            owners = [(slot, r) for slot, r in sorted(running) if launched[r] < r.limit - len(r.prompt)]
             if not owners:
                 return torch.empty(0), []
             tokens = self._decode(runner, owners, groups, launched)
@@ -97,7 +99,7 @@ class Engine:
     def _prefill(self, runner: Runner, requests: list[Request], groups: Sequence[Group]) -> Tensor:
         fresh = fresh_rows(requests, runner.capacity, runner.page_size, self.device)
         logits = runner.prefill(requests)
-        longest = max(len(r.prompt) for r in requests)
+        longest = max(len(r.context) for r in requests)
         scores = self._process(logits, fresh, list(enumerate(requests)), longest, groups)
         tokens = runner.sample(scores, fresh, _greedy(requests))
         put_rows(runner.rows, fresh, [r.slot for r in requests])
@@ -158,6 +160,8 @@ class Engine:
                 continue
             request.take(tokens[row])
             if request.finish is None:
+                if len(request.context) == request.breakpoint:
+                    scheduler.again(request)
                 continue
             if request.finish is Finish.STOPPED:  # the device knows of the other ends by itself
                 runner.rows.decode.lengths[request.slot].zero_()

@@ -49,6 +49,8 @@ class Request:
     """Tokens so far."""
     finish: Finish | None = None
     """Why it ended; None while it runs."""
+    breakpoint: int | None = None
+    """Total length at which the request is computed anew from its tokens: where LongRoPE changes its factors."""
     slot: int = -1
     """Row of the decode state, while it has one."""
     pages: list[int] = field(default_factory=list)
@@ -58,6 +60,17 @@ class Request:
     def max_length(self) -> int:
         """Tokens in the end, at the most."""
         return len(self.prompt) + self.max_new_tokens
+
+    @property
+    def context(self) -> list[int]:
+        """The tokens so far, which is what a prefill computes."""
+        return self.prompt + self.generated
+
+    @property
+    def limit(self) -> int:
+        """Total length at which the device stops this request: its end, or where it is computed anew."""
+        length = len(self.prompt) + len(self.generated)
+        return self.max_length if self.breakpoint is None or length >= self.breakpoint else self.breakpoint
 
     def take(self, token: int) -> None:
         """Appends a token that the device sampled, and ends the request where it must."""

@@ -55,11 +55,12 @@ class Runner:
         self.captures = 0
 
     def prefill(self, requests: Sequence[Request]) -> Tensor:
-        """Runs whole prompts and fills the cache: logits [N, V] of each prompt's last token."""
-        lengths = tuple(len(r.prompt) for r in requests)
-        tokens = torch.tensor([t for r in requests for t in r.prompt], dtype=torch.int32)
+        """Computes requests from their tokens and fills the cache: logits [N, V] of each one's last token."""
+        contexts = [r.context for r in requests]
+        lengths = tuple(len(c) for c in contexts)
+        tokens = torch.tensor([t for c in contexts for t in c], dtype=torch.int32)
         positions = torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths])
-        slots = torch.cat([self._slots(r) for r in requests])
+        slots = torch.cat([self._slots(r.pages, n) for r, n in zip(requests, lengths)])
         stream = torch.stack((tokens, positions, slots)).to(self.device, non_blocking=True)
         tables = torch.empty(0, dtype=torch.int32, device=self.device)
         view = CacheView(self.cache, tables, stream[2])
@@ -68,9 +69,9 @@ class Runner:
         assert step.cu_seqlens is not None
         return self.model.logits(hidden[(step.cu_seqlens[1:] - 1).long()])
 
-    def _slots(self, request: Request) -> Tensor:
-        pages = torch.tensor(request.pages, dtype=torch.int32)[:, None] * self.page_size
-        return (pages + torch.arange(self.page_size, dtype=torch.int32)).flatten()[: len(request.prompt)]
+    def _slots(self, pages: list[int], length: int) -> Tensor:
+        first = torch.tensor(pages, dtype=torch.int32)[:, None] * self.page_size
+        return (first + torch.arange(self.page_size, dtype=torch.int32)).flatten()[:length]
 
     def decode(self, count: int, mode: Mode) -> Tensor:
         """One step of the first `count` rows: the sampled tokens [size], or the logits [size, V].

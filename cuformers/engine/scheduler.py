@@ -49,7 +49,7 @@ class Scheduler:
         budget = self.max_prefill_tokens
         while self.waiting and self._free_slots:
             request = self.waiting[0]
-            if admitted and len(request.prompt) > budget:
+            if admitted and len(request.context) > budget:
                 break
             pages = self.pages.take(self.pages_of(request))
             if pages is None:
@@ -57,7 +57,7 @@ class Scheduler:
             self.waiting.popleft()
             request.pages, request.slot = pages, self._free_slots.pop()
             self.running[request.slot] = request
-            budget -= len(request.prompt)
+            budget -= len(request.context)
             admitted.append(request)
         return admitted
 
@@ -68,6 +68,11 @@ class Scheduler:
         self._free_slots.append(request.slot)
         self._free_slots.sort(reverse=True)  # low rows first: decode runs over as few rows as possible
         request.pages, request.slot = [], -1
+
+    def again(self, request: Request) -> None:
+        """Puts a running request first in the queue, to be computed anew from its tokens."""
+        self.release(request)
+        self.waiting.appendleft(request)
 
     @property
     def busy(self) -> bool:

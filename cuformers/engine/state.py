@@ -70,8 +70,9 @@ def idle_rows(capacity: Capacity, page_size: int, device: torch.device) -> Rows:
 
 
 def fresh_rows(requests: Sequence[Request], capacity: Capacity, page_size: int, device: torch.device) -> Rows:
-    """Rows of requests whose prompt is the whole of what they have: the next token follows the prompt's last."""
-    lengths = [len(r.prompt) for r in requests]
+    """Rows of requests that are about to be computed from their tokens; the next token follows the last of these."""
+    contexts = [r.context for r in requests]
+    lengths = [len(c) for c in contexts]
     width, pages = max(lengths) + 1, max(len(r.pages) for r in requests)
 
     def ints(values: Sequence, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -81,13 +82,13 @@ def fresh_rows(requests: Sequence[Request], capacity: Capacity, page_size: int, 
         return ints(values, torch.float32)
 
     decode = DecodeState(
-        tokens=ints([r.prompt[-1] for r in requests], torch.int64),
+        tokens=ints([c[-1] for c in contexts], torch.int64),
         positions=ints([n - 1 for n in lengths]),
         lengths=ints(lengths),
         slots=ints([-1] * len(requests)),
-        limits=ints([r.max_length for r in requests]),
+        limits=ints([r.limit for r in requests]),
         block_tables=ints([r.pages + [0] * (pages - len(r.pages)) for r in requests]),
-        history=ints([r.prompt + [0] * (width - len(r.prompt)) for r in requests]),
+        history=ints([c + [0] * (width - len(c)) for c in contexts]),
         eos=ints([list(r.eos) + [-1] * (capacity.eos - len(r.eos)) for r in requests], torch.int64),
         page_size=page_size,
     )

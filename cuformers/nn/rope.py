@@ -230,6 +230,12 @@ class RotarySet(nn.Module):
             assert isinstance(rotary, Rotary)
             rotary.reserve(length, device)
 
+    @property
+    def switch_length(self) -> int | None:
+        """Length at which the factors of all earlier tokens change too (LongRoPE), so that no cached key is right."""
+        long = [r.spec.original + 1 for r in self.by_name.values() if r.spec.rope_type == "longrope"]  # type: ignore[union-attr]
+        return min(long, default=None)
+
     def forward(self, step: Step) -> dict[str, RopeRows | None]:
         """Rotary factors of this step, by name."""
         return {name: rotary.rows(step) for name, rotary in self.by_name.items()}  # type: ignore[operator]
