@@ -1,0 +1,24 @@
+"""The gated layers' activations inside a kernel."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tanh(x):
+    """For float32 x, any magnitude: exp's overflow to infinity gives 1, its underflow -1."""
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """`ACTIVATION` is a name of `activation.ACTIVATIONS`; x is float32."""
+    if ACTIVATION == "silu":
+        return x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    else:
+        tl.static_assert(ACTIVATION == "relu")
+        return tl.maximum(x, 0.0)
