@@ -12,6 +12,7 @@ from cuformers.generation.logits_processors import token_ids
 from cuformers.generation.text import INCOMPLETE, Decodes
 
 _MARGIN = 8  # tokens beside those of the stop string: the one cut at the window's start, special ones, held-back bytes
+_BYTES = 4  # of a character, at the most
 
 
 class StoppingCriteria:
@@ -102,9 +103,16 @@ class StopStringCriteria(StoppingCriteria):
         return torch.tensor([self._completes(ids) for ids in rows], dtype=torch.bool, device=input_ids.device)
 
     def _completes(self, ids: list[int]) -> bool:
-        before, text = self._text(ids[:-1]), self._text(ids)
-        known = len(before.rstrip(INCOMPLETE))
+        # Where the window starts within a character, a byte-fallback decoder loses the characters after it too.
+        ids = next((ids[cut:] for cut in range(_BYTES) if not self._text(ids[cut:]).startswith(INCOMPLETE)), ids)
+        text, known = self._text(ids), self._known(ids[:-1])
         return any(text.find(stop, max(0, known - len(stop) + 1)) >= 0 for stop in self.stop_strings)
+
+    def _known(self, ids: list[int]) -> int:
+        """Length of the text up to the last complete character."""
+        texts = (self._text(ids[: len(ids) - back]) for back in range(_BYTES))
+        complete = next((t for t in texts if not t.endswith(INCOMPLETE)), None)
+        return len(self._text(ids).rstrip(INCOMPLETE) if complete is None else complete)
 
     def _text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
