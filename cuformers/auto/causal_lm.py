@@ -1,0 +1,180 @@
+"""AutoModelForCausalLM: from a checkpoint or a configuration to a model, in one written order."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cuformers.auto.config import AutoConfig, Name, refuse_remote_code
+from cuformers.auto.model import PreTrainedModel, build
+from cuformers.auto.placing import place
+from cuformers.base.errors import bad_argument
+from cuformers.base.log import notice
+from cuformers.checkpoint.index import Index
+from cuformers.checkpoint.load import load_weights
+from cuformers.checkpoint.materialize import initialize, materialize
+from cuformers.checkpoint.resolve import FOLDER_PATTERNS, resolve_folder
+from cuformers.generation.config import GenerationConfig
+from cuformers.models.config import ModelConfig
+from cuformers.models.registry import find
+from cuformers.nn.norm import RMSNorm
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+WITHOUT_MEANING = ("low_cpu_mem_usage", "_fast_init", "use_safetensors", "weights_only")
+"""Arguments of Transformers whose effect we always have."""
+
+
+class AutoModelForCausalLM:
+    """Makes causal language models; it is never instantiated itself."""
+
+    def __init__(self) -> None:
+        raise TypeError(
+            "AutoModelForCausalLM is made with AutoModelForCausalLM.from_pretrained(name_or_path) or from_config(config)."
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: Name,
+        *,
+        config: ModelConfig | None = None,
+        dtype: str | torch.dtype = "auto",
+        device_map: str | int | torch.device | dict[str, Any] | None = None,
+        max_memory: dict[int | str, int | str] | None = None,
+        attn_implementation: str | None = None,
+        kernels: str = "auto",
+        generation_config: GenerationConfig | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: Name | None = None,
+        local_files_only: bool = False,
+        subfolder: str = "",
+        variant: str | None = None,
+        trust_remote_code: bool = False,
+        progress: bool = True,
+        **overrides: Any,
+    ) -> PreTrainedModel:
+        """Loads a local folder or a hub id, and puts the model into inference mode.
+
+        Args:
+            config: replaces the checkpoint's own.
+            dtype: of the weights: "auto" takes the checkpoint's, else "bfloat16", "float16", "float32" or a torch.dtype.
+            device_map: "cuda", "cuda:1", 1, "cpu", a torch.device, "auto", or a dict from module to device. None takes
+                the GPU where there is one.
+            max_memory: bytes to use of each device, for "auto": {0: "20GiB", "cpu": "30GiB"}.
+            attn_implementation: name of the attention backend; None leaves the choice to us.
+            kernels: "auto", "reference" (plain PyTorch) or "triton".
+            generation_config: replaces the checkpoint's own.
+            revision, token, cache_dir, local_files_only, subfolder: where on the hub, as in huggingface_hub.
+            variant: reads model.VARIANT.safetensors.
+            progress: show a progress bar where stderr is a terminal.
+            overrides: values of the configuration that replace the file's.
+
+        Raises:
+            CheckpointError: files that are missing, corrupt, or do not fit the model; nothing was loaded then.
+            OutOfDeviceMemory: the model does not fit where it should go.
+            ValueError: an argument that is unknown or not possible.
+        """
+        refuse_remote_code(trust_remote_code)
+        overrides = _take_aliases(overrides)
+        if "torch_dtype" in overrides:
+            dtype = overrides.pop("torch_dtype")
+        where = dict(
+            revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only, subfolder=subfolder
+        )
+        folder = resolve_folder(pretrained_model_name_or_path, patterns=FOLDER_PATTERNS, **where)
+        if config is None:
+            config = AutoConfig.from_pretrained(folder, **overrides)
+        elif overrides:
+            raise ValueError(f"unknown arguments {sorted(overrides)}, as config is given too: set them in the config.")
+        index = Index.open(folder, variant)
+        model = build(find(config.model_type), config)
+        wanted = _dtype(dtype) or config.dtype or _dtype_of(index)
+        placement = place(model, device_map, max_memory, wanted)
+        materialize(model, placement.device_of, lambda name: wanted)
+        load_weights(model, index, model.spec.weight_map, progress=progress)
+        model.name_or_path = str(pretrained_model_name_or_path)
+        model.generation_config = generation_config or _generation_config(folder, config)
+        return _finish(model, attn_implementation, kernels)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: ModelConfig,
+        *,
+        dtype: str | torch.dtype = "auto",
+        device_map: str | int | torch.device | dict[str, Any] | None = None,
+        attn_implementation: str | None = None,
+        kernels: str = "auto",
+        seed: int | None = None,
+        **unknown: Any,
+    ) -> PreTrainedModel:
+        """A model with random weights, made where they lie; arguments as in `from_pretrained`.
+
+        Args:
+            seed: of the weights; None draws one from torch's global generator.
+        """
+        unknown = _take_aliases(unknown)
+        dtype = unknown.pop("torch_dtype", dtype)
+        if unknown:
+            raise ValueError(f"unknown arguments {sorted(unknown)} of from_config.")
+        model = build(find(config.model_type), config)
+        wanted = _dtype(dtype) or config.dtype or torch.float32
+        placement = place(model, device_map, None, wanted)
+        materialize(model, placement.device_of, lambda name: wanted)
+        if seed is None:
+            seed = int(torch.randint(0, 2**63 - 1, ()).item())
+        initialize(model, _initializer(config.initializer_range), seed=seed)
+        return _finish(model, attn_implementation, kernels)
+
+
+def _finish(model: PreTrainedModel, attn_implementation: str | None, kernels: str) -> PreTrainedModel:
+    model.eval()
+    model.set_attn_implementation(attn_implementation)
+    if kernels != "auto":
+        model.set_kernels(kernels)
+    return model
+
+
+def _take_aliases(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Without the arguments whose effect we always have; says so where the user asked for the contrary."""
+    for name in WITHOUT_MEANING:
+        if arguments.get(name, True) is False:
+            raise bad_argument(name, False, "True or nothing", "cuformers always does this.")
+    if "torch_dtype" in arguments:
+        notice("torch_dtype is the older name of dtype.", once=True)
+    return {k: v for k, v in arguments.items() if k not in WITHOUT_MEANING}
+
+
+def _dtype(value: str | torch.dtype | None) -> torch.dtype | None:
+    """The dtype asked for; None for "auto"."""
+    if value in ("auto", None):
+        return None
+    name = str(value).removeprefix("torch.")
+    if name not in DTYPES:
+        raise bad_argument("dtype", value, f"'auto', one of {sorted(DTYPES)}, or the torch.dtype of that name")
+    return DTYPES[name]
+
+
+def _dtype_of(index: Index) -> torch.dtype:
+    """The dtype of a checkpoint whose config does not tell: that of its first floating-point tensor."""
+    return next((e.dtype for e in index.entries.values() if e.dtype in DTYPES.values()), torch.float32)
+
+
+def _generation_config(folder: Path, config: ModelConfig) -> GenerationConfig:
+    if (folder / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(folder)
+    return GenerationConfig.from_model_config(config.to_dict())
+
+
+def _initializer(std: float) -> Any:
+    def init(name: str, module: nn.Module, generator: torch.Generator) -> None:
+        if isinstance(module, RMSNorm):
+            module.weight.fill_(1.0 - module.offset)
+        elif isinstance(module, (nn.Linear, nn.Embedding)):
+            module.weight.normal_(0.0, std, generator=generator)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+
+    return init

@@ -1,0 +1,99 @@
+"""AutoConfig: the configuration of a checkpoint, by its `model_type`."""
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cuformers.base.errors import CheckpointError
+from cuformers.checkpoint.resolve import resolve_file
+from cuformers.models.config import ModelConfig
+from cuformers.models.registry import find
+
+Name = str | Path
+
+
+class AutoConfig:
+    """Makes the right configuration object; it is never instantiated itself."""
+
+    def __init__(self) -> None:
+        raise TypeError("AutoConfig is made with AutoConfig.from_pretrained(name_or_path) or AutoConfig.for_model(type).")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: Name,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: Name | None = None,
+        local_files_only: bool = False,
+        subfolder: str = "",
+        trust_remote_code: bool = False,
+        **overrides: Any,
+    ) -> ModelConfig:
+        """Reads config.json of a local folder or a hub id.
+
+        Args:
+            overrides: values of the configuration that replace the file's.
+
+        Raises:
+            CheckpointError: no config.json, or one that can't be read.
+            ValueError: an architecture that we don't have, or a value that is not possible.
+        """
+        refuse_remote_code(trust_remote_code)
+        file = resolve_file(
+            pretrained_model_name_or_path,
+            "config.json",
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            subfolder=subfolder,
+        )
+        if file is None:
+            raise CheckpointError(f"{pretrained_model_name_or_path} has no config.json: it is no model folder.")
+        return config_from_dict(read_json(file), overrides)
+
+    @classmethod
+    def for_model(cls, model_type: str, **values: Any) -> ModelConfig:
+        """A configuration of an architecture, with defaults where no value is given."""
+        return config_from_dict({"model_type": model_type}, values)
+
+
+def config_from_dict(raw: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
+    """The configuration object for what config.json holds, with some values replaced."""
+    spec = find(raw.get("model_type"))
+    quantized = raw.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise ValueError(f"the checkpoint is quantized ({method}): quantized checkpoints can't be loaded yet.")
+    fields = set(spec.config.__dataclass_fields__) | {"torch_dtype"}
+    unknown = sorted(set(overrides) - fields)
+    if unknown:
+        raise ValueError(f"unknown arguments {unknown}: a {spec.model_type} configuration has {sorted(fields)}.")
+    return spec.config.from_dict({**raw, **overrides})
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        CheckpointError: no valid JSON, or no object.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_constant)
+    except (ValueError, UnicodeDecodeError) as problem:
+        raise CheckpointError(f"{file} is not valid JSON: {problem}.") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} must hold a JSON object, and holds a {type(value).__name__}.")
+    return value
+
+
+def refuse_remote_code(trust_remote_code: bool) -> None:
+    """Code that comes with a checkpoint is never run."""
+    if trust_remote_code:
+        raise ValueError("trust_remote_code=True is not possible: cuformers never runs code from a checkpoint.")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

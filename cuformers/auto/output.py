@@ -1,0 +1,19 @@
+"""What a model's forward returns."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from cuformers.generation.output import ModelOutput
+
+
+@dataclass(eq=False)
+class CausalLMOutputWithPast(ModelOutput):
+    """Attribute, key and index access, as in Transformers."""
+
+    loss: Tensor | None = None
+    """Scalar, float32; only where labels were given."""
+    logits: Tensor | None = None
+    """[B, S, vocab] in the model's dtype; zeros where padding stood."""
+    past_key_values: None = None
+    """Always None: the cache belongs to the engine, which `generate` runs on."""
