@@ -39,6 +39,10 @@ class DecodeState(NamedTuple):
         """The state of some rows, as views."""
         return DecodeState(*(x[start:stop] if isinstance(x, Tensor) else x for x in self))
 
+    def picked(self, index: Tensor) -> "DecodeState":
+        """A copy of the state of the rows at `index` [n], int64."""
+        return DecodeState(*(x[index] if isinstance(x, Tensor) else x for x in self))
+
 
 def _reference():
     from cuformers.kernels.advance.reference import advance
