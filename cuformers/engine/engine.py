@@ -17,7 +17,7 @@ from cuformers.engine.group import Group
 from cuformers.engine.request import Finish, Request
 from cuformers.engine.runner import PAGE_SIZE, Mode, Runner
 from cuformers.engine.scheduler import Scheduler
-from cuformers.engine.state import Rows, fresh_rows, put_rows, right_aligned_history
+from cuformers.engine.state import Rows, fresh_rows, put_rows
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.cache import PagedCache
 from cuformers.nn.decoder import CausalLM
@@ -25,6 +25,8 @@ from cuformers.nn.decoder import CausalLM
 MAX_PREFILL_TOKENS = 16384
 LAG = 2
 """Steps that the host may be ahead of the tokens it has seen."""
+Launched = dict[Request, int]
+"""Tokens of each request whose step has started."""
 
 
 class _Flight(NamedTuple):
@@ -65,9 +67,9 @@ class Engine:
         for request in requests:
             request.breakpoint = switch if switch and len(request.prompt) < switch < request.max_length else None
             scheduler.add(request)
-        lag = 0 if not self.on_gpu or any(g.lockstep for g in groups) else LAG
+        lag = LAG if self.on_gpu else 0
         flights: deque[_Flight] = deque()
-        launched: dict[Request, int] = {}
+        launched: Launched = {}
         try:
             while scheduler.busy:
                 tokens, owners = self._launch(runner, scheduler, groups, launched)
@@ -79,12 +81,12 @@ class Engine:
             self._clear(runner)
 
     def _launch(
-        self, runner: Runner, scheduler: Scheduler, groups: Sequence[Group], launched: dict[Request, int]
+        self, runner: Runner, scheduler: Scheduler, groups: Sequence[Group], launched: Launched
     ) -> tuple[Tensor, list[tuple[int, Request]]]:
         """Starts the next step, if there is one: its tokens, and the rows of them that matter."""
         admitted = scheduler.admit()
         if admitted:
-            tokens = self._prefill(runner, admitted, groups)
+            tokens = self._prefill(runner, admitted, groups, launched)
             owners = list(enumerate(admitted))
         else:
             running = scheduler.running.items()
@@ -96,17 +98,18 @@ class Engine:
             launched[request] = launched.get(request, 0) + 1
         return tokens, owners
 
-    def _prefill(self, runner: Runner, requests: list[Request], groups: Sequence[Group]) -> Tensor:
+    def _prefill(
+        self, runner: Runner, requests: list[Request], groups: Sequence[Group], launched: Launched
+    ) -> Tensor:
         fresh = fresh_rows(requests, runner.capacity, runner.page_size, self.device)
         logits = runner.prefill(requests)
-        longest = max(len(r.context) for r in requests)
-        scores = self._process(logits, fresh, list(enumerate(requests)), longest, groups)
+        scores = self._process(logits, fresh, list(enumerate(requests)), groups, launched)
         tokens = runner.sample(scores, fresh, _greedy(requests))
         put_rows(runner.rows, fresh, [r.slot for r in requests])
         return tokens
 
     def _decode(
-        self, runner: Runner, owners: list[tuple[int, Request]], groups: Sequence[Group], launched: dict[Request, int]
+        self, runner: Runner, owners: list[tuple[int, Request]], groups: Sequence[Group], launched: Launched
     ) -> Tensor:
         requests = [r for _, r in owners]
         count, greedy = owners[-1][0] + 1, _greedy(requests)
@@ -114,28 +117,25 @@ class Engine:
             return runner.decode(count, Mode(sample=True, greedy=greedy))
         logits = runner.decode(count, Mode(sample=False))
         rows = runner.rows.cut(0, logits.shape[0])
-        longest = max(len(r.prompt) + launched[r] for r in requests)
-        scores = self._process(logits, rows, owners, longest, groups)
+        scores = self._process(logits, rows, owners, groups, launched)
         return runner.sample(scores, rows, greedy)
 
     def _process(
-        self, logits: Tensor, rows: Rows, owners: list[tuple[int, Request]], longest: int, groups: Sequence[Group]
+        self, logits: Tensor, rows: Rows, owners: list[tuple[int, Request]], groups: Sequence[Group], launched: Launched
     ) -> Tensor:
-        """Scores for the sampler: each group's rows through its processors, the others as they are."""
-        if all(groups[r.group].plain for _, r in owners):
+        """Scores for the sampler: rows of each group through its processors, the others as they are."""
+        parts: dict[tuple[int, int], list[tuple[int, Request]]] = {}
+        for row, request in owners:
+            if not groups[request.group].plain:
+                parts.setdefault((request.group, launched.get(request, 0)), []).append((row, request))
+        if not parts:
             return logits
-        scores = logits.float().clone()
-        for index, group in enumerate(groups):
-            own = [(row, r) for row, r in owners if r.group == index]
-            if group.plain or not own:
-                continue
+        scores = logits.float()
+        for (group, generated), own in parts.items():
             place = torch.tensor([row for row, _ in own]).to(self.device, non_blocking=True)
-            new = scores[place]
-            if group.process is not None:
-                history = right_aligned_history(rows.decode, longest, group.pad)[place]
-                new = group.process(history, new)
-            group.keep([r for _, r in own], logits[place], new)
-            scores.index_copy_(0, place, new)
+            state, requests = rows.decode.picked(place), [r for _, r in own]
+            new = groups[group].process(logits[place], state, requests, generated)
+            scores = scores.index_copy(0, place, new)
         return scores
 
     def _send(self, tokens: Tensor, owners: list[tuple[int, Request]]) -> _Flight:

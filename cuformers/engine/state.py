@@ -122,5 +122,5 @@ def right_aligned_history(state: DecodeState, length: int, pad: int) -> Tensor:
         pad: fills up the others.
     """
     index = torch.arange(length, device=state.history.device) - (length - 1 - state.positions[:, None])
-    tokens = state.history[:, :length].gather(1, index.clamp(min=0).long())
+    tokens = state.history.gather(1, index.clamp(min=0).long())
     return tokens.long().masked_fill(index < 0, pad)

@@ -19,7 +19,7 @@ def _is_plain(leaf: nn.Module) -> bool:
     return type(leaf) is nn.Linear and not (leaf._forward_hooks or leaf._forward_pre_hooks)
 
 
-def _rows_as_one(parts: Sequence[Tensor]) -> Tensor | None:
+def rows_as_one(parts: Sequence[Tensor]) -> Tensor | None:
     """The parts, stacked along dim 0, as a view of their common storage; None where they do not lie in a row."""
     first = parts[0]
     if len(parts) == 1:
@@ -41,11 +41,11 @@ def fused(leaves: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None] | None:
     if not all(_is_plain(leaf) for leaf in leaves):
         return None
     linears: list[nn.Linear] = list(leaves)  # type: ignore[arg-type]
-    weight = _rows_as_one([leaf.weight for leaf in linears])
+    weight = rows_as_one([leaf.weight for leaf in linears])
     biases = [leaf.bias for leaf in linears if leaf.bias is not None]
     if weight is None or len(biases) not in (0, len(linears)):
         return None
-    bias = _rows_as_one(biases) if biases else None
+    bias = rows_as_one(biases) if biases else None
     return None if biases and bias is None else (weight, bias)
 
 
