@@ -75,10 +75,11 @@ def _why_unseen(driver: Driver, torch: Torch, visible: Visible) -> tuple[str, st
 
 
 def _hidden(driver: Driver, visible: Visible) -> tuple[str, str]:
+    if not driver.gpus:
+        remedy = "Give the container access to it (`docker run --gpus all`), or this user access to /dev/nvidia*."
+        return "the driver shows none to this user or container", remedy
     if visible.given is None:
-        remedy = (
-            "Create an instance (`sudo nvidia-smi mig -cgi 0 -C`), or switch MIG mode off (`sudo nvidia-smi -mig 0`)."
-        )
+        remedy = "Create an instance (`sudo nvidia-smi mig -cgi 0 -C`), or leave MIG mode (`sudo nvidia-smi -mig 0`)."
         return "every GPU is in MIG mode, and none has an instance", remedy
     reasons = "; ".join(dict.fromkeys(f"{entry.text!r}: {entry.why}" for entry in visible.entries))
     names = ", ".join(str(gpu.index) for gpu in driver.gpus)
