@@ -1,5 +1,18 @@
 """The front that Transformers' users know: AutoConfig, AutoTokenizer, AutoModelForCausalLM, pipeline."""
 
-from cuformers.auto.tokenizer import AutoTokenizer
+from importlib import import_module
 
-__all__ = ["AutoTokenizer"]
+_HOME_OF = {
+    "AutoConfig": "config",
+    "AutoModelForCausalLM": "causal_lm",
+    "AutoTokenizer": "tokenizer",
+    "pipeline": "pipeline",
+}
+
+__all__ = [*_HOME_OF]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -23,19 +23,21 @@ def paged_attention(
 ) -> Tensor:
     """softmax(scale * q @ K.T) @ V for each sequence, in float32. `fresh` and `workspace` change no number."""
     del fresh, workspace
-    group = q.shape[1] // k_cache.shape[1]
+    if lengths.device.type == "cpu":  # a look at the lengths costs nothing here: pages that nobody has are left out
+        block_tables = block_tables[:, : -(-max(int(lengths.max()), 1) // k_cache.shape[2])]
     k, v = (_gather(cache, block_tables) for cache in (k_cache, v_cache))
     position = torch.arange(k.shape[1], device=q.device)
     seen = position < lengths[:, None]
     if window is not None:
         seen = seen & (position >= lengths[:, None] - window)
     # A pool position that is not seen may hold anything, NaN included: it is replaced, not multiplied by zero.
-    k, v = (torch.where(seen[:, :, None, None], x, 0.0).repeat_interleave(group, dim=2) for x in (k, v))
-    scores = torch.einsum("nhd,nshd->nhs", wide(q), k) * scale
+    k, v = (x.masked_fill(~seen[:, :, None, None], 0.0) for x in (k, v))
+    scores = torch.einsum("nkgd,nskd->nkgs", wide(q).unflatten(1, (k.shape[2], -1)), k).flatten(1, 2) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~seen[:, None], -torch.inf)
-    out = torch.einsum("nhs,nshd->nhd", _softmax(scores, sinks), v)
+    weights = _softmax(scores, sinks).unflatten(1, (k.shape[2], -1))
+    out = torch.einsum("nkgs,nskd->nkgd", weights, v).flatten(1, 2)
     return torch.where((lengths > 0)[:, None, None], out, 0.0).to(q.dtype)
 
 
