@@ -9,7 +9,7 @@ from typing import Any
 
 from cuformers.base.errors import CheckpointError
 from cuformers.generation import checks, config_file
-from cuformers.generation.unsupported import METADATA, UNSUPPORTED, check_unsupported
+from cuformers.generation.unsupported import ARGUMENTS, METADATA, UNSUPPORTED, check_unsupported
 
 
 @dataclass(init=False)
@@ -265,5 +265,7 @@ def close_options(name: str) -> str:
 
 def unknown_option(name: str) -> ValueError:
     """The error for an option that does not exist."""
+    if name in ARGUMENTS:
+        return ValueError(f"{name!r} is not an option of GenerationConfig. {ARGUMENTS[name]}")
     hint = close_options(name) or f" The options are: {', '.join(FIELDS)}."
     return ValueError(f"{name!r} is not an option of generate.{hint}")

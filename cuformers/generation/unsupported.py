@@ -70,6 +70,21 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
 }
 """Every field of Transformers 5.17's GenerationConfig that GenerationConfig here does not have."""
 
+_ITSELF = "It is an argument of generate() itself, not one of its options: pass it there."
+ARGUMENTS: Mapping[str, str] = {
+    "logits_processor": _ITSELF,
+    "stopping_criteria": _ITSELF,
+    "prefix_allowed_tokens_fn": _ITSELF,
+    "streamer": _ITSELF,
+    "tokenizer": _ITSELF,
+    "assistant_model": _ASSISTED,
+    "negative_prompt_ids": "Classifier-free guidance is not supported; leave it out.",
+    "negative_prompt_attention_mask": "Classifier-free guidance is not supported; leave it out.",
+    "synced_gpus": "Ranks may end at different steps; leave it out.",
+    "custom_generate": "Code from a checkpoint is never run; pass a LogitsProcessor or StoppingCriteria of your own.",
+}
+"""Arguments of Transformers' generate that are no options, and what to do with them."""
+
 METADATA = ("transformers_version", "_from_model_config", "_commit_hash", "_original_object_hash")
 """Keys of a file that say where it came from: kept, never an option."""
 

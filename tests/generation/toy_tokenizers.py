@@ -1,4 +1,4 @@
-"""Two small tokenizers of the kinds that checkpoints have, trained on the spot: byte-level BPE, and SentencePiece-like."""
+"""Two small tokenizers of the kinds that checkpoints have: byte-level BPE, trained here, and SentencePiece-like."""
 
 from functools import cache
 
