@@ -19,7 +19,7 @@ from cuformers.kernels.table import OPS, select
 from tests.cuda.machines import gpu, torch_gpu, torch_seeing
 
 TWO = (gpu(0), gpu(1))
-LINKS = tuple(Link(source=i, target=j, path="NVLink", p2p="ok") for i, j in ((0, 1), (1, 0)))
+LINKS = (Link(source=0, target=1, path="NVLink", p2p="ok"),)
 DRIVER = Driver(version="580.95.05", cuda=(13, 0), gpus=TWO, links=LINKS, on_bus=2)
 BLIND = torch_seeing(problem="No CUDA GPUs are available")
 
@@ -42,8 +42,8 @@ def test_a_machine_that_works():
     assert (verdict.gpu, verdict.broken, verdict.remedy) == (True, False, None)
     assert verdict.text == "torch computes on 2 GPUs: NVIDIA H200"
     assert [row["nvidia_smi_index"] for row in report.gpus] == [0, 1]
-    assert [(row["text"], row["visible_as"]) for row in report.entries] == [("1", 0), ("0", 1)]
-    assert report.links[0] == {"from": 0, "to": 1, "path": "NVLink", "p2p": "ok", "torch_p2p": True}
+    assert [(row["text"], row["visible_as"]) for row in report.visible_devices] == [("1", 0), ("0", 1)]
+    assert report.links == [{"from": 0, "to": 1, "path": "NVLink", "p2p": "ok", "torch_p2p": True}]
     assert (report.devices[0]["architecture"], report.devices[0]["bf16"], report.devices[0]["fp8"]) == (
         "sm_90",
         True,

@@ -81,10 +81,9 @@ def _hidden(driver: Driver, visible: Visible) -> tuple[str, str]:
     if visible.given is None:
         remedy = "Create an instance (`sudo nvidia-smi mig -cgi 0 -C`), or leave MIG mode (`sudo nvidia-smi -mig 0`)."
         return "every GPU is in MIG mode, and none has an instance", remedy
-    reasons = "; ".join(dict.fromkeys(f"{entry.text!r}: {entry.why}" for entry in visible.entries))
     names = ", ".join(str(gpu.index) for gpu in driver.gpus)
     remedy = f"Unset CUDA_VISIBLE_DEVICES, or set it to a list out of {names}."
-    return f"CUDA_VISIBLE_DEVICES={visible.given!r} hides every GPU ({reasons})", remedy
+    return f"CUDA_VISIBLE_DEVICES={visible.given!r} hides every GPU ({visible.entries[0].why})", remedy
 
 
 def _device_remedy(capability: tuple[int, int], torch: Torch) -> str:

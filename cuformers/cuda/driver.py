@@ -4,7 +4,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,16 +53,16 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """The way from one GPU to another."""
+    """The way between two GPUs, the same in both directions."""
 
     source: int
-    """nvidia-smi index."""
+    """nvidia-smi index, the lower one."""
     target: int
-    """nvidia-smi index."""
+    """nvidia-smi index, the higher one."""
     path: str
     """ "NVLink", or PIX, PXB, PHB, NODE, SYS as in `nvidia-smi topo -m`."""
     p2p: str
-    """ "ok", or why the one can't read the other's memory."""
+    """ "ok", or why they can't read each other's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Driver:
     gpus: tuple[Gpu, ...] = ()
     """In PCI order."""
     links: tuple[Link, ...] = ()
-    """Every ordered pair of GPUs."""
+    """Every pair of GPUs."""
     problem: str | None = None
     """Why the driver could not be asked."""
     remedy: str | None = None
@@ -100,7 +100,7 @@ def read(library: Any = None, pci_root: str | Path = "/sys/bus/pci/devices") -> 
                 version=nvml.driver_version(),
                 cuda=_or_none(nvml.cuda_version),
                 gpus=tuple(_gpu(nvml, i, handle) for i, handle in enumerate(handles)),
-                links=tuple(_link(nvml, handles, i, j) for i, j in permutations(range(len(handles)), 2)),
+                links=tuple(_link(nvml, handles, i, j) for i, j in combinations(range(len(handles)), 2)),
                 on_bus=on_bus,
             )
     except NvmlError as problem:

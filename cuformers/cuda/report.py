@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import combinations
 
 from cuformers.base import env
 from cuformers.cuda.diagnose import Verdict, diagnose
@@ -61,7 +62,7 @@ class Report:
     """The physical GPUs as the driver lists them, in nvidia-smi's order."""
     selection: dict
     """CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER as given, and CUDA's order beside nvidia-smi's."""
-    entries: list[dict]
+    visible_devices: list[dict]
     """What each entry of CUDA_VISIBLE_DEVICES selects."""
     devices: list[dict]
     """The GPUs as torch sees them, in the order of cuda:N, with the number formats they compute in."""
@@ -95,9 +96,9 @@ def gather(probes: Probes) -> tuple[Report, Verdict]:
         torch=_torch(torch),
         gpus=[_gpu(gpu) for gpu in driver.gpus],
         selection=_selection(visible, order, driver, torch),
-        entries=[asdict(entry) for entry in visible.entries],
+        visible_devices=[asdict(entry) for entry in visible.entries],
         devices=[_device(gpu, driver) for gpu in torch.gpus],
-        links=[_link(driver, torch, one, other) for one in driver.gpus for other in driver.gpus if one != other],
+        links=[_link(driver, torch, one, other) for one, other in combinations(driver.gpus, 2)],
         packages=[asdict(row) for row in probes.packages()],
         attention=[asdict(row) for row in probes.attention(torch)],
         kernels=[asdict(row) for row in probes.kernels(torch)],
@@ -204,7 +205,7 @@ def _link(driver: Driver, torch: Torch, one: Gpu, other: Gpu) -> dict:
         "to": other.index,
         "path": link.path if link else None,
         "p2p": link.p2p if link else None,
-        "torch_p2p": ends in torch.peers if None not in ends else None,
+        "torch_p2p": {ends, ends[::-1]} <= set(torch.peers) if None not in ends else None,
     }
 
 
