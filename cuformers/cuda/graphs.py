@@ -11,6 +11,7 @@ import torch
 
 T = TypeVar("T")
 _one_at_a_time = threading.Lock()
+_failed: list[torch.cuda.CUDAGraph] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ def capture(
             for _ in range(warm_ups):
                 fn()
             stream.synchronize()
-            captured = _record(fn, pool)
+            captured = _record(fn, new_pool() if pool is None else pool)
         outside.wait_stream(stream)
     return captured
 
@@ -73,17 +74,26 @@ def _record(fn: Callable[[], T], pool: object) -> CapturedGraph[T]:
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # pyright: ignore[reportArgumentType]
     try:
         result = fn()
+        graph.capture_end()
     except BaseException:
-        _abandon(graph)
+        _abandon(graph, pool)
         raise
-    graph.capture_end()
     return CapturedGraph(result=result, graph=graph)
 
 
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    """Ends a capture that failed. It fails as well, with less to say than the function's own error."""
-    with suppress(RuntimeError):
+def _abandon(graph: torch.cuda.CUDAGraph, pool: object) -> None:
+    """Ends a capture that failed, so that the process can go on.
+
+    Where CUDA itself refused, capture_end raises (with less to say than the function's own error) and leaves torch's
+    allocators asking the graph, for good, whether an allocation belongs to it. The device's is told to stop; for the
+    host's, which can't be told, the graph must stay alive.
+    """
+    try:
         graph.capture_end()
+    except RuntimeError:
+        _failed.append(graph)
+        with suppress(RuntimeError):  # where it had stopped already
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # pyright: ignore
 
 
 @cache

@@ -89,11 +89,18 @@ def test_a_graph_computes_anew_at_each_replay():
     assert counter.item() == 4
 
 
-def test_a_function_that_reads_on_the_host_can_not_be_captured():
+def test_a_failed_capture_leaves_the_process_usable():
     x = torch.ones(4, device=GPU)
     with pytest.raises(RuntimeError):
-        graphs.capture(lambda: x.sum().item(), warm_ups=0)
-    assert graphs.capture(lambda: x + 1).result.shape == (4,)  # and the next capture is not disturbed
+        graphs.capture(lambda: x.sum().item(), warm_ups=0)  # a wait for the GPU: CUDA refuses
+    with pytest.raises(KeyError):
+        graphs.capture(lambda: {}[x + 1], warm_ups=0)  # an error of the function's own
+    ones = streams.pinned_empty((4,), torch.float32).fill_(1)
+    assert torch.equal(ones.to(GPU) + torch.full((4,), 2.0, device=GPU), x * 3)
+    captured = graphs.capture(lambda: x + 1)
+    captured.replay()
+    assert captured.result.tolist() == [2.0] * 4
+    assert torch.rand(4, device=GPU).max() <= 1
 
 
 @pytest.mark.parametrize("kernel", runtime.SDPA_KERNELS)
