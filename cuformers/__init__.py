@@ -4,6 +4,7 @@ The names below are imported when they are first used: `import cuformers` alone 
 """
 
 from importlib import import_module
+from typing import Any
 
 from cuformers.base.version import VERSION as __version__
 
@@ -11,7 +12,7 @@ _HOME_OF = {
     "AutoConfig": "cuformers.auto",
     "AutoModelForCausalLM": "cuformers.auto",
     "AutoTokenizer": "cuformers.auto",
-    "pipeline": "cuformers.auto",
+    "pipeline": "cuformers.auto.pipeline",  # the function; the folder's attribute may be the module of this name
     "GenerationConfig": "cuformers.generation",
     "LogitsProcessor": "cuformers.generation",
     "LogitsProcessorList": "cuformers.generation",
@@ -25,7 +26,7 @@ _HOME_OF = {
 __all__ = ["__version__", *_HOME_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)
