@@ -64,6 +64,11 @@ def test_names_come_from_their_homes(monkeypatch):
         _ = cuformers.AutoMagic  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", [name for name in cuformers.__all__ if name not in ("__version__", "pipeline")])
+def test_every_name_is_what_it_says(name):
+    assert getattr(cuformers, name).__name__ == name
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
