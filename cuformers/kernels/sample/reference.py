@@ -34,9 +34,12 @@ def thresholds(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor
 
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:
-    """logits / temperature in float32; a greedy row (temperature 0) stays as it is, NaN becomes -inf."""
-    z = torch.where(logits.isnan(), -torch.inf, logits.float())
-    return z / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    """logits / temperature in float32, as a product with the inverse; a greedy row (temperature 0) stays as it is.
+
+    NaN becomes -inf. A temperature under 1e-6 counts as that.
+    """
+    factor = torch.where(temperature > 0, 1.0 / temperature.clamp(min=1e-6), 1.0)
+    return torch.where(logits.isnan(), -torch.inf, logits.float() * factor[:, None])
 
 
 def sample(
