@@ -1,15 +1,18 @@
 """AutoConfig: the configuration of a checkpoint, by its `model_type`."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cuformers.base.errors import CheckpointError
 from cuformers.checkpoint.resolve import resolve_file
-from cuformers.models.config import ModelConfig
+from cuformers.models.config import HARMLESS, ModelConfig
 from cuformers.models.registry import find
 
 Name = str | Path
+OLDER_NAMES = frozenset({"torch_dtype", "rope_theta", "rope_scaling", "partial_rotary_factor", "rope_local_base_freq"})
+"""Keys of older config.json files that are read into newer fields."""
 
 
 class AutoConfig:
@@ -67,10 +70,10 @@ def config_from_dict(raw: dict[str, Any], overrides: dict[str, Any]) -> ModelCon
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise ValueError(f"the checkpoint is quantized ({method}): quantized checkpoints can't be loaded yet.")
-    fields = set(spec.config.__dataclass_fields__) | {"torch_dtype"}
-    unknown = sorted(set(overrides) - fields)
+    known = {f.name for f in fields(spec.config)} - {"extra"}
+    unknown = sorted(set(overrides) - known - OLDER_NAMES - HARMLESS)
     if unknown:
-        raise ValueError(f"unknown arguments {unknown}: a {spec.model_type} configuration has {sorted(fields)}.")
+        raise ValueError(f"unknown arguments {unknown}: a {spec.model_type} configuration has {sorted(known)}.")
     return spec.config.from_dict({**raw, **overrides})
 
 

@@ -88,11 +88,13 @@ def generate(
     criteria = _criteria(resolved, stopping_criteria or (), tokenizer)
     hook = _hook(prompts, group, criteria, streamer)
     requests = _requests(prompts, resolved, hook)
-    if streamer is not None:
-        streamer.put(prompts.padded.cpu())
-    model.engine.run(requests, (group,))
-    if streamer is not None:
-        streamer.end()
+    try:
+        if streamer is not None:
+            streamer.put(prompts.padded.cpu())
+        model.engine.run(requests, (group,))
+    finally:
+        if streamer is not None:
+            streamer.end()  # also after an error: somebody may be waiting for more
     return _output(prompts, requests, group, resolved)
 
 

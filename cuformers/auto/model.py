@@ -19,7 +19,7 @@ from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import select
 from cuformers.models.config import ModelConfig
 from cuformers.models.spec import ModelSpec
-from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem
+from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.attention.choose import choose_backend
 from cuformers.nn.decoder import CausalLM
 from cuformers.nn.flatten import flatten, restore
@@ -60,7 +60,7 @@ class PreTrainedModel(CausalLM):
     @cached_property
     def backend(self) -> AttentionBackend:
         """The attention backend of prompts and training."""
-        return choose_backend(self._attention_wanted, self._attention_problem())
+        return choose_backend(self._attention_wanted, self.attention_problem)
 
     @cached_property
     def engine(self) -> Engine:
@@ -73,7 +73,7 @@ class PreTrainedModel(CausalLM):
         Raises:
             ValueError: unknown, or it can't serve this model here; the present one stays then.
         """
-        backend = choose_backend(name, self._attention_problem())
+        backend = choose_backend(name, self.attention_problem)
         self._attention_wanted = name
         self._forget("engine")
         self.__dict__["backend"] = backend
@@ -116,16 +116,6 @@ class PreTrainedModel(CausalLM):
         if want == "triton" and mode == "train":
             want = "auto"  # what has no backward is the reference's in training
         set_kernels(self, select(problem, want))
-
-    def _attention_problem(self) -> AttentionProblem:
-        specs = self.model.attention_specs
-        return AttentionProblem(
-            device=self.device,
-            dtype=self.dtype,
-            head_dim=specs[0].head_dim,
-            softcap=any(s.softcap is not None for s in specs),
-            window=any(s.window is not None for s in specs),
-        )
 
     def _forget(self, *names: str) -> None:
         for name in names:

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from cuformers.cuda import graphs
 from cuformers.engine.capacity import Capacity
+from cuformers.engine.prefill import PrefillInput, PrefillSize, layout, pack
 from cuformers.engine.request import Request
 from cuformers.engine.state import Rows, idle_rows
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.cache import PagedCache
 from cuformers.nn.decoder import CausalLM
-from cuformers.nn.step import CacheView, Step, full_step
+from cuformers.nn.step import CacheView, Step
 
 PAGE_SIZE = 64
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
@@ -50,28 +51,56 @@ class Runner:
         )
         self.rows = idle_rows(capacity, page_size, self.device)
         model.model.rotary.reserve(capacity.length, self.device)
+        self._no_tables = torch.empty(0, dtype=torch.int32, device=self.device)
+        self._prefill_graphs = use_graphs and backend.can_capture(model.attention_problem)
+        self._inputs: dict[PrefillSize, Tensor | None] = {}
+        self._prefills: dict[PrefillSize, graphs.CapturedGraph[Tensor]] = {}
         self._graphs: dict[tuple[int, Mode], graphs.CapturedGraph[Tensor]] = {}
         self._pool = graphs.new_pool() if use_graphs else None
         self.captures = 0
 
     def prefill(self, requests: Sequence[Request]) -> Tensor:
-        """Computes requests from their tokens and fills the cache: logits [N, V] of each one's last token."""
-        contexts = [r.context for r in requests]
-        lengths = tuple(len(c) for c in contexts)
-        tokens = torch.tensor([t for c in contexts for t in c], dtype=torch.int32)
-        positions = torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths])
-        slots = torch.cat([self._slots(r.pages, n) for r, n in zip(requests, lengths)])
-        stream = torch.stack((tokens, positions, slots)).to(self.device, non_blocking=True)
-        tables = torch.empty(0, dtype=torch.int32, device=self.device)
-        view = CacheView(self.cache, tables, stream[2])
-        step = full_step(stream[1], lengths, self.backend, view)
-        hidden = self.model.model(stream[0], step)
-        assert step.cu_seqlens is not None
-        return self.model.logits(hidden[(step.cu_seqlens[1:] - 1).long()])
+        """Computes requests from their tokens and fills the cache: logits [N, V] of each one's last token.
 
-    def _slots(self, pages: list[int], length: int) -> Tensor:
-        first = torch.tensor(pages, dtype=torch.int32)[:, None] * self.page_size
-        return (first + torch.arange(self.page_size, dtype=torch.int32)).flatten()[:length]
+        The second prefill of a size is captured; the result is overwritten by the next prefill.
+        """
+        lengths = tuple(len(r.context) for r in requests)
+        size = PrefillSize.of(sum(lengths), len(lengths)) if self._prefill_graphs else None
+        if size is None or size not in self._inputs:
+            exact = PrefillSize(tokens=sum(lengths), sequences=len(lengths))
+            packed = pack(requests, exact, self.page_size).to(self.device, non_blocking=True)
+            if size is not None:
+                self._inputs[size] = None
+            return self._prefill(layout(exact, packed), lengths)
+        packed = pack(requests, size, self.page_size)
+        held = self._inputs[size]
+        if held is None:
+            held = self._inputs[size] = packed.to(self.device)
+            read = layout(size, held)
+            self._prefills[size] = graphs.capture(
+                lambda: self._prefill(read, None), self._pool, device=self.device, warm_ups=1
+            )
+            self.captures += 1
+        held.copy_(packed, non_blocking=True)
+        captured = self._prefills[size]
+        captured.replay()
+        return captured.result[: len(requests)]
+
+    def _prefill(self, read: PrefillInput, lengths: tuple[int, ...] | None) -> Tensor:
+        """Logits [N, V]; `lengths` are None where only the device may know them."""
+        tokens = read.tokens.numel()
+        step = Step(
+            phase="full",
+            positions=read.positions,
+            lengths=read.bounds.diff(),
+            cu_seqlens=read.bounds,
+            query_lengths=lengths,
+            longest=tokens if lengths is None else max(lengths),
+            backend=self.backend,
+            cache=CacheView(self.cache, self._no_tables, read.slots),
+        )
+        hidden = self.model.model(read.tokens, step)
+        return self.model.logits(hidden[read.last.long()])
 
     def decode(self, count: int, mode: Mode) -> Tensor:
         """One step of the first `count` rows: the sampled tokens [size], or the logits [size, V].

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cuformers.nn.attention.backend import AttentionSpec
+from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec
 from cuformers.nn.kernel_module import KernelModule
 from cuformers.nn.norm import RMSNorm
 from cuformers.nn.project import project
@@ -78,6 +78,18 @@ class CausalLM(KernelModule):
         self.lm_head = nn.Linear(embed.embedding_dim, embed.num_embeddings, bias=False)
         if head.tied:
             self.lm_head.weight = embed.weight
+
+    @property
+    def attention_problem(self) -> AttentionProblem:
+        """What this model asks of an attention backend, where it is now."""
+        specs, weight = self.model.attention_specs, self.lm_head.weight
+        return AttentionProblem(
+            device=weight.device,
+            dtype=weight.dtype,
+            head_dim=specs[0].head_dim,
+            softcap=any(s.softcap is not None for s in specs),
+            window=any(s.window is not None for s in specs),
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [T, H], before the final norm -> logits [T, vocab] in the model's dtype."""

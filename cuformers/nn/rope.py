@@ -188,7 +188,7 @@ class Rotary(nn.Module):
         """The rotary factors for a step's tokens."""
         if self.spec.rope_type == "dynamic":
             return self._dynamic_rows(step)
-        self.reserve(step.max_query, step.positions.device)
+        self.reserve(step.longest, step.positions.device)
         assert self._table is not None
         rows = step.positions
         if self.spec.rope_type == "longrope":
@@ -213,8 +213,9 @@ def _of_tokens(per_sequence: Tensor, step: Step) -> Tensor:
     """[N, ...] -> [T, ...]: each token takes its sequence's value."""
     if step.phase == "decode":
         return per_sequence
-    counts = torch.tensor(step.query_lengths, device=per_sequence.device)
-    return per_sequence.repeat_interleave(counts, dim=0, output_size=step.positions.numel())
+    assert step.cu_seqlens is not None, "a full step carries cu_seqlens"
+    tokens = torch.arange(step.positions.numel(), dtype=torch.int32, device=per_sequence.device)
+    return per_sequence[torch.searchsorted(step.cu_seqlens[1:], tokens, right=True)]
 
 
 class RotarySet(nn.Module):

@@ -51,8 +51,10 @@ class Step:
     """[N], int32: number of keys of each sequence, this step's tokens included."""
     cu_seqlens: Tensor | None = None
     """[N + 1], int32: where each sequence begins in the stream (phase "full")."""
-    query_lengths: tuple[int, ...] = ()
-    """The same as host integers (phase "full")."""
+    query_lengths: tuple[int, ...] | None = None
+    """Tokens of each sequence as host integers; None where only the device knows them, as in a captured graph."""
+    longest: int = 1
+    """Tokens of the longest sequence of the stream, or a bound on it where only the device knows."""
     backend: "AttentionBackend | None" = None
     """Computes attention over the stream (phase "full")."""
     cache: CacheView | None = None
@@ -61,15 +63,10 @@ class Step:
     """Rotary factors by the name that layers ask for; filled in by the decoder."""
 
     @property
-    def max_query(self) -> int:
-        """Longest sequence of the stream, in tokens."""
-        return max(self.query_lengths, default=1)
-
-    @property
     def uniform(self) -> int | None:
-        """The common length S where the stream is a rectangle [N, S]; None where lengths differ."""
-        first, *rest = self.query_lengths or (1,)
-        return first if all(n == first for n in rest) else None
+        """The common length S where the stream is a rectangle [N, S]; None where lengths differ or are not known."""
+        lengths = self.query_lengths
+        return self.longest if lengths and all(n == self.longest for n in lengths) else None
 
 
 def full_step(
@@ -91,6 +88,7 @@ def full_step(
         lengths=lengths[1:],
         cu_seqlens=lengths.cumsum(0, dtype=torch.int32),
         query_lengths=query_lengths,
+        longest=max(query_lengths, default=1),
         backend=backend,
         cache=cache,
     )

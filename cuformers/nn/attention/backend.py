@@ -52,6 +52,10 @@ class AttentionBackend(Protocol):
         """The reason why this backend can't serve the problem; None where it can."""
         ...
 
+    def can_capture(self, problem: AttentionProblem) -> bool:
+        """Whether `forward` may be recorded in a CUDA graph: all lengths are read on the device."""
+        ...
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]."""
         ...

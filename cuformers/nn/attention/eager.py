@@ -34,6 +34,10 @@ class EagerAttention:
     def why_not(self, problem: AttentionProblem) -> str | None:
         return None
 
+    def can_capture(self, problem: AttentionProblem) -> bool:
+        return False
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
+        assert step.query_lengths is not None, "eager attention needs the lengths on the host"
         parts = zip(*(x.split(step.query_lengths) for x in (q, k, v)))
         return torch.cat([eager_attention(*part, spec) for part in parts])

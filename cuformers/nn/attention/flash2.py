@@ -12,12 +12,17 @@ VARLEN_DTYPES = frozenset({torch.bfloat16, torch.float16})
 VARLEN_MAX_HEAD_DIM = 256
 
 
+def varlen_fits(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether PyTorch's varlen_attn takes these."""
+    return device.type == "cuda" and dtype in VARLEN_DTYPES and head_dim <= VARLEN_MAX_HEAD_DIM
+
+
 def torch_varlen(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
     """torch.nn.attention.varlen: FlashAttention-2 inside, causal written as the window (-1, 0)."""
     from torch.nn.attention.varlen import varlen_attn
 
     window = (-1 if spec.window is None else spec.window - 1, 0)
-    longest, bounds = step.max_query, step.cu_seqlens
+    longest, bounds = step.longest, step.cu_seqlens
     assert bounds is not None, "a full step carries cu_seqlens"
     out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=spec.scale, window_size=window)
     assert isinstance(out, Tensor)
@@ -29,7 +34,7 @@ def package_varlen(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: S
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     window = (-1 if spec.window is None else spec.window - 1, 0)
-    longest, bounds = step.max_query, step.cu_seqlens
+    longest, bounds = step.longest, step.cu_seqlens
     return flash_attn_varlen_func(
         q, k, v, bounds, bounds, longest, longest,
         softmax_scale=spec.scale, causal=True, window_size=window, softcap=spec.softcap or 0.0,
@@ -64,6 +69,9 @@ class FlashAttention2:
         if problem.softcap and self._without_package:
             return f"PyTorch's built-in copy has no softcap, and {self._without_package}"
         return None
+
+    def can_capture(self, problem: AttentionProblem) -> bool:
+        return True
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
         return self._varlen(q, k, v, spec, step)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec
 from cuformers.nn.attention.eager import causal_mask
-from cuformers.nn.attention.flash2 import VARLEN_DTYPES, VARLEN_MAX_HEAD_DIM, torch_varlen
+from cuformers.nn.attention.flash2 import torch_varlen, varlen_fits
 from cuformers.nn.step import Step
 
 
@@ -34,13 +34,17 @@ class SdpaAttention:
     def why_not(self, problem: AttentionProblem) -> str | None:
         return "has no softcap" if problem.softcap else None
 
+    def can_capture(self, problem: AttentionProblem) -> bool:
+        return varlen_fits(problem.device, problem.dtype, problem.head_dim)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
         size = step.uniform
-        fits = q.is_cuda and q.dtype in VARLEN_DTYPES and spec.head_dim <= VARLEN_MAX_HEAD_DIM
-        windowed = spec.window is not None and spec.window < step.max_query
+        fits = varlen_fits(q.device, q.dtype, spec.head_dim)
+        windowed = spec.window is not None and spec.window < step.longest
         if fits and (size is None or windowed):
             return torch_varlen(q, k, v, spec, step)
         if size is not None:
             return _dense(*(x.unflatten(0, (-1, size)) for x in (q, k, v)), spec).flatten(0, 1)
+        assert step.query_lengths is not None, "lengths that only the device knows are for varlen_attn"
         parts = zip(*(x.split(step.query_lengths) for x in (q, k, v)))
         return torch.cat([_dense(*(x[None] for x in part), spec)[0] for part in parts])
