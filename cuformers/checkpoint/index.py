@@ -124,13 +124,11 @@ def _nothing_there(folder: Path, variant: str | None) -> str:
     text = f"{folder} has no model.safetensors{what} and no index of shards{what}."
     if others:
         return f"{text} It has {_some(others)}: give the variant in their names, or complete the folder."
-    if pickles:
-        return (
-            f"{text} It has only pickled weights ({_some(pickles)}), which run code when read and are not loaded here. "
-            "Convert them once, where you trust them: `from transformers import AutoModelForCausalLM; "
-            "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)` writes model.safetensors."
-        )
-    return text
+    held = f"It has only pickled weights ({_some(pickles)}): these" if pickles else "Pickled weights (.bin, .pt)"
+    return (
+        f"{text} {held} run code when read and are not loaded here. Convert them once, where you trust them: `"
+        "from transformers import AutoModelForCausalLM as M; M.from_pretrained(OLD).save_pretrained(NEW)` makes safetensors."
+    )
 
 
 def _some(names: list[str]) -> str:

@@ -35,6 +35,8 @@ def local_folder(name_or_path: str | Path, *, revision: str | None = None, subfo
 
     Raises CheckpointError for a path that does not exist or is a file, ValueError for a revision of a local folder.
     """
+    if not isinstance(name_or_path, str | Path) or not str(name_or_path):
+        raise bad_argument("name_or_path", name_or_path, "a local folder, or a hub id such as 'Qwen/Qwen3-0.6B'")
     path = Path(name_or_path).expanduser()
     try:
         kind = "folder" if path.is_dir() else "file" if path.exists() else ""
