@@ -126,8 +126,8 @@ def _nothing_there(folder: Path, variant: str | None) -> str:
         return f"{text} It has {_some(others)}: give the variant in their names, or complete the folder."
     held = f"It has only pickled weights ({_some(pickles)}): these" if pickles else "Pickled weights (.bin, .pt)"
     return (
-        f"{text} {held} run code when read and are not loaded here. Convert them once, where you trust them: `"
-        "from transformers import AutoModelForCausalLM as M; M.from_pretrained(OLD).save_pretrained(NEW)` makes safetensors."
+        f"{text} {held} run code when read and are not loaded here. Convert them once, where you trust them: "
+        "`from transformers import AutoModelForCausalLM as M; M.from_pretrained(OLD).save_pretrained(NEW)`."
     )
 
 
