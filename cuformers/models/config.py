@@ -99,7 +99,7 @@ class ModelConfig:
         for f in fields(self):
             value, hint = getattr(self, f.name), hints[f.name]
             kinds = tuple(get_origin(k) or k for k in _members(hint))
-            if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+            if float in kinds and int not in kinds and isinstance(value, int) and not isinstance(value, bool):
                 setattr(self, f.name, value := float(value))
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 names = " or ".join(k.__name__ for k in kinds)

@@ -38,7 +38,7 @@ class Gemma2Config(ModelConfig):
     pad_token_id: int | None = 0
     hidden_activation: str = "gelu_pytorch_tanh"
     """Activation of the feed-forward gate; `hidden_act` is not used."""
-    query_pre_attn_scalar: float = 256.0
+    query_pre_attn_scalar: int | float = 256
     """Scores are divided by the root of this."""
     sliding_window: int | None = 4096
     """A token sees this many tokens in sliding layers."""
