@@ -1,18 +1,15 @@
 """`AutoTokenizer` and the `Tokenizer` it makes: text to ids and back, over the Rust tokenizers library."""
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken, Encoding
-from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import Encoding
 
 from cuformers.auto import tokenizer_build, tokenizer_encode
 from cuformers.auto.batch_encoding import BatchEncoding
-from cuformers.auto.special_tokens import SpecialTokens
 from cuformers.auto.tokenizer_encode import Lengths, as_batch, check_side, resolve_lengths
-from cuformers.auto.tokenizer_pipeline import template
+from cuformers.auto.vocabulary import Vocabulary, as_ids
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 
@@ -55,17 +52,15 @@ class AutoTokenizer:
         return Tokenizer(tokenizer_build.build(pretrained_model_name_or_path, where, options))
 
 
-class Tokenizer(SpecialTokens):
+class Tokenizer(Vocabulary):
     """One checkpoint's tokenizer. Calls may come from several threads."""
 
     is_fast = True
 
     def __init__(self, parts: tokenizer_build.Parts) -> None:
-        self._rust: RustTokenizer = parts.rust
-        # Changing the Rust tokenizer's settings fails while another thread encodes, so both hold this lock.
-        self._lock = threading.RLock()
-        self._named, self._extra = dict(parts.named), list(parts.extra)
-        self._add_bos_token, self._add_eos_token = parts.add_bos_token, parts.add_eos_token
+        super().__init__(
+            parts.rust, parts.named, parts.extra, add_bos_token=parts.add_bos_token, add_eos_token=parts.add_eos_token
+        )
         self._config = parts.config
         self.family = parts.family
         self.name_or_path = parts.name
@@ -150,7 +145,7 @@ class Tokenizer(SpecialTokens):
         self, token_ids: "Ids", skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> Any:
         """The text of ids (a list, array or tensor, on any device); a list of texts for a batch of them."""
-        ids = _as_ids(token_ids)
+        ids = as_ids(token_ids)
         if ids and isinstance(ids[0], list):
             return [self._decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in ids]
         return self._decode(ids, skip_special_tokens, clean_up_tokenization_spaces)
@@ -160,9 +155,9 @@ class Tokenizer(SpecialTokens):
     ) -> list[str]:
         """The texts of several sequences of ids."""
         if isinstance(sequences, (list, tuple)):
-            sequences = [_as_ids(row) for row in sequences]
+            sequences = [as_ids(row) for row in sequences]
         texts = self.decode(sequences, skip_special_tokens, clean_up_tokenization_spaces)
-        return [texts] if isinstance(texts, str) and len(_as_ids(sequences)) else list(texts)
+        return [texts] if isinstance(texts, str) and len(as_ids(sequences)) else list(texts)
 
     def pad(
         self,
@@ -184,37 +179,6 @@ class Tokenizer(SpecialTokens):
         side = check_side("padding_side", padding_side or self.padding_side)
         padded = tokenizer_encode.pad_dict(self, encoded_inputs, lengths, side, return_attention_mask)
         return padded.convert_to_tensors(return_tensors)
-
-    def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
-        """The id of a token, or a list of them; the unknown token's id for what the vocabulary lacks."""
-        if not isinstance(tokens, str):
-            return [self.convert_tokens_to_ids(token) for token in tokens]
-        found = self._rust.token_to_id(tokens)
-        if found is None and str(self._named.get("unk_token", tokens)) != tokens:
-            return self.unk_token_id
-        return found
-
-    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
-        """The token of an id, or a list of them; None for an id beyond the vocabulary."""
-        if isinstance(ids, int):
-            return self._rust.id_to_token(ids)
-        skip = set(self.all_special_ids) if skip_special_tokens else ()
-        return [self._rust.id_to_token(i) for i in _as_ids(ids) if i not in skip]
-
-    def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """The text of tokens."""
-        decoder = self._rust.decoder
-        return " ".join(tokens) if decoder is None else decoder.decode(tokens)
-
-    def add_tokens(
-        self, new_tokens: str | AddedToken | Sequence[str | AddedToken], special_tokens: bool = False
-    ) -> int:
-        """Adds tokens to the vocabulary; returns how many it lacked. Resize the model's embedding by as many."""
-        tokens = [new_tokens] if isinstance(new_tokens, (str, AddedToken)) else list(new_tokens)
-        if not tokens:
-            return 0
-        with self._lock:
-            return self._rust.add_special_tokens(tokens) if special_tokens else self._rust.add_tokens(tokens)
 
     def apply_chat_template(
         self,
@@ -286,70 +250,12 @@ class Tokenizer(SpecialTokens):
 
         return tokenizer_save.save(self, Path(save_directory))
 
-    def num_special_tokens_to_add(self, pair: bool = False) -> int:
-        """How many special tokens encoding adds to a text (or a pair)."""
-        return self._rust.num_special_tokens_to_add(pair)
-
-    def get_vocab(self) -> dict[str, int]:
-        """Every token and its id, added ones too."""
-        return self._rust.get_vocab(with_added_tokens=True)
-
-    def get_added_vocab(self) -> dict[str, int]:
-        """The added tokens and their ids, by id."""
-        return {token.content: i for i, token in self.added_tokens_decoder.items()}
-
-    vocab = property(get_vocab)
-    added_tokens_encoder = property(get_added_vocab)
-
-    @property
-    def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """The added tokens by id."""
-        return dict(sorted(self._rust.get_added_tokens_decoder().items()))
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the vocabulary without the added ones; `len(tokenizer)` counts them all."""
-        return self._rust.get_vocab_size(with_added_tokens=False)
-
-    def __len__(self) -> int:
-        return self._rust.get_vocab_size(with_added_tokens=True)
-
-    def __bool__(self) -> bool:
-        return True
-
-    @property
-    def backend_tokenizer(self) -> RustTokenizer:
-        """The Rust tokenizer itself."""
-        return self._rust
-
-    @property
-    def add_bos_token(self) -> bool:
-        return self._add_bos_token
-
-    @add_bos_token.setter
-    def add_bos_token(self, value: bool) -> None:
-        self._surround(bool(value), self._add_eos_token)
-
-    @property
-    def add_eos_token(self) -> bool:
-        return self._add_eos_token
-
-    @add_eos_token.setter
-    def add_eos_token(self, value: bool) -> None:
-        self._surround(self._add_bos_token, bool(value))
-
     def __repr__(self) -> str:
         return (
             f"Tokenizer({self.name_or_path!r}, {self.family.name}, {len(self)} tokens, "
             f"model_max_length={self.model_max_length}, padding_side={self.padding_side!r}, "
             f"special_tokens={self.special_tokens_map})"
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock())
 
     def _encode(
         self, inputs: list[Any], lengths: Lengths, specials: bool, stride: int, words: bool, split: bool
@@ -400,26 +306,12 @@ class Tokenizer(SpecialTokens):
             raise bad_argument("token_ids", min(ids), "ids from 0 up", "Replace a label's -100 before decoding.")
         with self._lock:
             text = self._rust.decode(ids, skip_special_tokens=skip_special_tokens)
-        return clean_up_spaces(text) if self._cleans_up(clean_up) else text
+        return clean_up_spaces(text) if self.cleans_up(clean_up) else text
 
-    def _cleans_up(self, asked: bool | None) -> bool:
+    def cleans_up(self, asked: bool | None) -> bool:
         """Not for BPE, as in Transformers 5: it would take spaces out of the text itself."""
         asked = self.clean_up_tokenization_spaces if asked is None else asked
         return asked and type(self._rust.model).__name__ != "BPE"
-
-    def _knows(self, token: str) -> bool:
-        return self._rust.token_to_id(token) is not None
-
-    def _surround(self, bos: bool, eos: bool) -> None:
-        for name, wanted in (("bos_token", bos), ("eos_token", eos)):
-            if wanted and self._named_id(name) is None:
-                raise bad_argument(f"add_{name}", True, "False", f"This tokenizer has no {name}: set one first.")
-        self._add_bos_token, self._add_eos_token = bos, eos
-        with self._lock:
-            self._rust.post_processor = template(
-                (self.bos_token or "", self.bos_token_id or 0) if bos else None,
-                (self.eos_token or "", self.eos_token_id or 0) if eos else None,
-            )
 
 
 def clean_up_spaces(text: str) -> str:
@@ -427,15 +319,3 @@ def clean_up_spaces(text: str) -> str:
     for found in _CLEAN_UP:
         text = text.replace(found, found.strip())
     return text
-
-
-def _as_ids(value: Any) -> list[Any]:
-    """Ids of any kind (a number, nested lists, an array, a tensor on any device) as nested lists of int."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        value = value["input_ids"]
-        return _as_ids(value)
-    if isinstance(value, int):
-        return [value]
-    return [_as_ids(v) if isinstance(v, (list, tuple)) or getattr(v, "ndim", 0) else int(v) for v in value]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from cuformers.auto import tokenizer_pipeline as pipeline
 from cuformers.auto.special_tokens import EXTRA, EXTRA_OLDER, NAMES
 from cuformers.auto.tokenizer_encode import NO_LIMIT
-from cuformers.auto.tokenizer_family import Family, choose_family
+from cuformers.auto.tokenizer_family import GENERIC, Family, choose_family
 from cuformers.auto.tokenizer_files import TokenizerFiles, as_token, read_files
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
@@ -84,6 +84,9 @@ def build(name_or_path: str | Path, where: Mapping[str, Any], options: Mapping[s
     options = _check_options(options)
     files = read_files(name_or_path, **where)
     family = choose_family(files.config, files.model_config)
+    if family.name == "LlamaTokenizer" and pipeline.is_byte_level(files.rust):
+        # DeepSeek's files carry Llama's class name over another pipeline, which Llama's would break
+        family = family._replace(name=GENERIC.name)
     _check_family_options(family, options)
     config = {**_own_defaults(files.rust), **files.config, **options}
     extra_given = config.pop(EXTRA_OLDER, None)
@@ -92,9 +95,8 @@ def build(name_or_path: str | Path, where: Mapping[str, Any], options: Mapping[s
     rust = files.rust
     pipeline.fit_to_family(rust, family, config)
     prefix = config.get("add_prefix_space")
-    if prefix is not None and (
-        family.name in _BYTE_LEVEL or ("add_prefix_space" in options and family.name[:5] != "Llama")
-    ):
+    asked = "add_prefix_space" in options and family.name != "LlamaTokenizer"
+    if prefix is not None and (asked or family.name in _BYTE_LEVEL):
         pipeline.set_prefix_space(rust, bool(prefix))
     rust.no_truncation()
     rust.no_padding()

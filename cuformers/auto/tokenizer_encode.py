@@ -101,7 +101,9 @@ def check_truncation(lengths: Lengths, stride: int, specials: int) -> None:
     """ValueError where no text fits beside the special tokens, or where rows of overflow would not advance."""
     room = (lengths.max_length or 0) - specials
     if room < 0:
-        raise bad_argument("max_length", lengths.max_length, f"{specials} or more: encoding adds {specials} special tokens")
+        raise bad_argument(
+            "max_length", lengths.max_length, f"{specials} or more: encoding adds {specials} special tokens"
+        )
     if stride and not 0 < stride < room:
         raise bad_argument("stride", stride, f"0 to {max(room - 1, 0)} with max_length={lengths.max_length}")
 
@@ -109,7 +111,9 @@ def check_truncation(lengths: Lengths, stride: int, specials: int) -> None:
 def truncation_error(error: BaseException, lengths: Lengths, stride: int) -> BaseException:
     """The Rust library's failure while truncating, as a ValueError; other failures as they are."""
     if type(error).__name__ == "PanicException":  # one sequence of a pair keeps no more tokens than the stride
-        return bad_argument("stride", stride, f"less: a pair cut to max_length={lengths.max_length} leaves no room for it")
+        return bad_argument(
+            "stride", stride, f"less: a pair cut to max_length={lengths.max_length} leaves no room for it"
+        )
     if type(error) is Exception:
         remedy = "Use truncation='longest_first', or a larger max_length."
         return ValueError(f"truncation={lengths.truncation!r} to max_length={lengths.max_length}: {error} {remedy}")

@@ -15,7 +15,7 @@ _SPACE = "▁"
 
 def fit_to_family(rust: RustTokenizer, family: Family, config: Mapping[str, Any]) -> None:
     """What Transformers 5.17 does to the pipelines of these classes, whatever their tokenizer.json says."""
-    if family.name == "LlamaTokenizer" and not uses(rust, "ByteLevel"):
+    if family.name == "LlamaTokenizer":
         _as_llama(rust, config)
     elif family.name == "BertTokenizer":
         rust.normalizer = normalizers.BertNormalizer(
@@ -24,15 +24,13 @@ def fit_to_family(rust: RustTokenizer, family: Family, config: Mapping[str, Any]
             strip_accents=config.get("strip_accents"),
             lowercase=config.get("do_lower_case", True),
         )
+        rust.decoder = decoders.WordPiece(prefix="##")
     elif family.name == "GPTNeoXTokenizer":
         rust.post_processor = template(None, None)  # its offsets are not trimmed
 
 
 def _as_llama(rust: RustTokenizer, config: Mapping[str, Any]) -> None:
-    """SentencePiece's leading space once a text (`legacy` false, the default) or once between special tokens.
-
-    A byte-level tokenizer.json under Llama's class name (DeepSeek's) is left as it is: this would break it.
-    """
+    """SentencePiece's leading space once a text (`legacy` false, the default) or once between special tokens."""
     leading = config.get("add_prefix_space")
     leading = True if leading is None else bool(leading)
     scheme = ("always" if config.get("legacy", False) else "first") if leading else "never"
@@ -55,7 +53,7 @@ def set_prefix_space(rust: RustTokenizer, value: bool) -> None:
             step["add_prefix_space"] = value
         else:
             step["prepend_scheme"] = "always" if value else "never"
-    rust.pre_tokenizer = _parsed("pre_tokenizer", state).pre_tokenizer
+    rust.pre_tokenizer = parsed("pre_tokenizer", state).pre_tokenizer
 
 
 def template(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> processors.TemplateProcessing:
@@ -76,11 +74,12 @@ def part(rust: RustTokenizer, name: str) -> dict[str, Any]:
     return {} if held is None else json.loads(held.__getstate__())
 
 
-def uses(rust: RustTokenizer, kind: str) -> bool:
-    """Whether a pre-tokenizer or decoder of this kind is in the pipeline."""
-    return any(f'"type": "{kind}"' in json.dumps(part(rust, name)) for name in ("pre_tokenizer", "decoder"))
+def is_byte_level(rust: RustTokenizer) -> bool:
+    """Whether the vocabulary spells bytes, as GPT-2's does."""
+    return '"type": "ByteLevel"' in json.dumps([part(rust, "pre_tokenizer"), part(rust, "decoder")])
 
 
-def _parsed(name: str, state: dict[str, Any]) -> RustTokenizer:
+def parsed(name: str, state: dict[str, Any]) -> RustTokenizer:
+    """A tokenizer whose one part is made from its spelling in tokenizer.json."""
     model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
     return RustTokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], "model": model, name: state}))

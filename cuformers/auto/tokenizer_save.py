@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken
 
 from cuformers.auto.special_tokens import EXTRA
+from cuformers.auto.tokenizer_family import GENERIC
 from cuformers.auto.tokenizer_files import CONFIG, MORE_TEMPLATES, TEMPLATE, TOKENIZER
 from cuformers.base.errors import CheckpointError, bad_argument
 
@@ -53,7 +54,8 @@ def _config(tokenizer: "Tokenizer") -> dict[str, Any]:
         del kept[EXTRA]
     unset = [name for name in tokenizer.family.special_tokens if name not in tokenizer.special_tokens_map]
     kept |= dict.fromkeys(unset)  # null: keeps the class from putting its default there
-    kept.setdefault("tokenizer_class", tokenizer.family.name)
+    family = tokenizer.family.name
+    kept["tokenizer_class"] = "PreTrainedTokenizerFast" if family == GENERIC.name else family  # 4.x knows this name too
     return {name: _plain(value) for name, value in kept.items()}
 
 
