@@ -14,12 +14,11 @@ def machine(commit: str | None) -> dict[str, Any]:
     """GPU, driver, versions and commit of this run."""
     import triton
 
-    from cuformers.cuda.driver import read_driver
+    from cuformers.cuda import driver
 
-    driver = read_driver()
     return {
         "gpu": torch.cuda.get_device_name(),
-        "driver": getattr(driver, "driver_version", None),
+        "driver": driver.read().version,
         "torch": torch.__version__,
         "triton": triton.__version__,
         "commit": commit or _head(),
