@@ -1,0 +1,37 @@
+"""The Triton kernels in Triton's CPU interpreter. Run by test_interpreter.py in a process of its own."""
+
+import pytest
+import torch
+
+from .cases import Case, all_cases, check, check_sampling
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts that the interpreter, slow by the program, can walk through, with several splits of everything."""
+    from cuformers.kernels.linear import skinny
+    from cuformers.kernels.linear.config import FMA_ROWS, SkinnyConfig
+    from cuformers.kernels.paged_attention import triton as attention
+    from cuformers.kernels.sample import triton as sample
+
+    def cut(N: int, K: int, T: int, *, gated: bool, num_sms: int) -> SkinnyConfig:
+        return SkinnyConfig(8, 256, 1, 4) if T <= FMA_ROWS else SkinnyConfig(16, 32, 4, 4)
+
+    monkeypatch.setattr(skinny, "config", cut)
+    monkeypatch.setattr(attention, "config", lambda *_, **__: attention.AttentionConfig(4, 16, 4, 2))
+    monkeypatch.setattr(sample, "SPLIT", 128)
+    monkeypatch.setattr(sample, "CANDIDATES", 16)
+    monkeypatch.setattr(sample, "STRIPE", 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_matches_the_reference(case: Case, dtype: torch.dtype) -> None:
+    check(case, dtype, CPU)
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_sampling_matches_the_reference(spread: float) -> None:
+    check_sampling(250, spread, torch.float32, CPU, draws=1)
