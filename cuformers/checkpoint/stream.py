@@ -5,6 +5,7 @@ A CPU's tensor of the file's own dtype is read into in place, without a buffer b
 """
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +41,7 @@ def stream_copies(
     Raises CheckpointError where a file ends early or can't be read; some targets are filled by then.
     """
     size = chunk_bytes or chunk_size(sum(copy.nbytes for copy in copies))
-    readers = num_readers or min(NUM_READERS, len(os.sched_getaffinity(0)))
+    readers = num_readers or min(NUM_READERS, _num_cores())
     by_device: dict[torch.device, list[Copy]] = {}
     for copy in copies:
         by_device.setdefault(copy.target.device, []).append(copy)
@@ -175,8 +176,14 @@ def _open_all(paths: Iterable[Path], stack: ExitStack) -> dict[Path, int]:
         except OSError as error:
             raise CheckpointError(f"{path} can't be opened: {error.strerror}.") from error
         stack.callback(os.close, files[path])
-        os.posix_fadvise(files[path], 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        if sys.platform == "linux":
+            os.posix_fadvise(files[path], 0, 0, os.POSIX_FADV_SEQUENTIAL)
     return files
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from cuformers.checkpoint.index import Index
+from cuformers.checkpoint.load import load_weights
 from cuformers.checkpoint.materialize import SharesStorage, initialize, materialize
+from cuformers.checkpoint.needs import Needs
+from cuformers.checkpoint.placement import resolve_placement
+from cuformers.checkpoint.save import save_weights
 
 CPU = torch.device("cpu")
 
@@ -111,3 +116,25 @@ def test_initialize_repeats_by_seed_and_can_be_limited():
     initialize(one, normal, seed=5, only={"attn.q_proj.bias"})
     changed = {name for name, tensor in one.named_parameters() if not torch.equal(tensor, before[name])}
     assert changed == {"attn.q_proj.bias"}
+
+
+def test_a_tied_model_partly_on_the_cpu_leaves_nothing_on_meta(tmp_path):
+    """Placement, memory, load and tie together; both devices are the CPU here, told apart by the placement only."""
+    one = built()
+    materialize(one, lambda name: CPU, lambda name: None)
+    initialize(one, normal, seed=3)
+    with torch.no_grad():
+        one.attn.scale.fill_(2)
+        one.attn.count.fill_(9)
+    save_weights(one.state_dict(), tmp_path, progress=False)
+    needs = Needs(units={"embed": 320, "attn": 300, "head": 0}, tied=(("embed", "head"),))
+    gpu = torch.device("cuda", 0)
+    placement = resolve_placement(needs, {"embed": "cpu", "attn": 0, "head": "cpu"}, {gpu: 1000, CPU: 1000})
+    other, asked = built(), []
+    materialize(other, lambda name: asked.append(placement.device_of(name)) or CPU, lambda name: None)
+    assert set(asked) == {gpu, CPU}
+    load_weights(other, Index.open(tmp_path), progress=False)
+    assert other.head.weight is other.embed.weight
+    assert not any(t.is_meta for t in (*other.parameters(), *other.buffers()))
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
