@@ -94,6 +94,7 @@ class AutoModelForCausalLM:
         placement = place(model, device_map, max_memory, wanted)
         materialize(model, placement.device_of, lambda name: wanted)
         load_weights(model, index, model.spec.weight_map, progress=progress)
+        model.follow(placement)
         model.name_or_path = str(pretrained_model_name_or_path)
         model.generation_config = generation_config or _generation_config(folder, config)
         return _finish(model, attn_implementation, kernels)
@@ -126,6 +127,7 @@ class AutoModelForCausalLM:
         if seed is None:
             seed = int(torch.randint(0, 2**63 - 1, ()).item())
         initialize(model, _initializer(config.initializer_range), seed=seed)
+        model.follow(placement)
         return _finish(model, attn_implementation, kernels)
 
 

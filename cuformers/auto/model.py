@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from cuformers.auto.generate import generate
 from cuformers.auto.output import CausalLMOutputWithPast
+from cuformers.base.errors import bad_argument
 from cuformers.checkpoint.atomic import write_json_atomic
+from cuformers.checkpoint.needs import Placement
 from cuformers.checkpoint.save import save_weights
 from cuformers.cuda.device import capability
 from cuformers.engine.engine import Engine
@@ -18,6 +20,7 @@ from cuformers.generation.config import GenerationConfig
 from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import select
 from cuformers.models.config import ModelConfig
+from cuformers.models.config_checks import check_config
 from cuformers.models.spec import ModelSpec
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.attention.choose import choose_backend
@@ -25,7 +28,9 @@ from cuformers.nn.decoder import CausalLM
 from cuformers.nn.flatten import flatten, restore
 from cuformers.nn.kernel_module import set_kernels
 from cuformers.nn.loss import next_token_loss
+from cuformers.nn.offload import Offload
 from cuformers.nn.rows import lay_in_rows
+from cuformers.nn.spread import Spread
 from cuformers.nn.step import full_step
 
 
@@ -39,6 +44,7 @@ class PreTrainedModel(CausalLM):
         self.generation_config = GenerationConfig.from_model_config(config.to_dict())
         self._kernels_wanted = "auto"
         self._attention_wanted: str | None = None
+        self._movers: tuple[Offload | Spread, ...] = ()
 
     # -- where and how it computes -----------------------------------------------------------------------------------
 
@@ -64,8 +70,8 @@ class PreTrainedModel(CausalLM):
 
     @cached_property
     def engine(self) -> Engine:
-        """What generates."""
-        return Engine(self, self.backend)
+        """What generates. Weights that move between devices rule out captured graphs."""
+        return Engine(self, self.backend, use_graphs=False if self._movers else None)
 
     def set_attn_implementation(self, name: str | None) -> None:
         """Changes the attention backend; None leaves the choice to us.
@@ -98,7 +104,28 @@ class PreTrainedModel(CausalLM):
             self._select(self._kernels_wanted)
         return self
 
+    def follow(self, placement: Placement) -> None:
+        """Sets up what computing needs where parts of the model lie or run on different devices.
+
+        Layers on the CPU beside a GPU are streamed to it; over several GPUs the hidden states follow the weights.
+        """
+        layers = list(self.model.layers)
+        names = [name for name, _ in self.named_layers()]
+        runs_on = tuple(placement.runs_on[name] for name in names)
+        home = placement.units["model.embed_tokens"]
+        self.hf_device_map = placement.hf_device_map
+        off = [i for i, name in enumerate(names) if name in placement.offloaded]
+        movers: list[Offload | Spread] = []
+        if any(device != home for device in runs_on):
+            movers.append(Spread(layers, runs_on, home))
+        for device in sorted({runs_on[i] for i in off}, key=str):
+            movers.append(Offload([layers[i] for i in off if runs_on[i] == device], device))
+        if movers:
+            self.model.runs_on, self._movers = runs_on, tuple(movers)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if self._movers:
+            raise ValueError("a model that is spread over devices can't be moved or cast: load it anew.")
         super()._apply(fn, recurse)  # .to(), .half(), .cuda(): each parameter by itself
         if not self.lm_head.weight.is_meta:
             self.settle()
@@ -208,7 +235,14 @@ class PreTrainedModel(CausalLM):
 
 
 def build(spec: ModelSpec, config: ModelConfig) -> PreTrainedModel:
-    """A model on the meta device, of a class named after its architecture."""
+    """A model on the meta device, of a class named after its architecture.
+
+    Raises:
+        ValueError: the configuration is not one of ours, or was changed to values that can be no model.
+    """
+    if not isinstance(config, ModelConfig):
+        raise bad_argument("config", type(config), "what cuformers' AutoConfig makes", "Use cuformers.AutoConfig.")
+    check_config(config)
     kind = type(config.architecture, (PreTrainedModel,), {"__doc__": PreTrainedModel.__doc__})
     with torch.device("meta"):
         return kind(spec, config)

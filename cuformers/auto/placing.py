@@ -1,25 +1,59 @@
-"""Where a model goes: from `device_map` to a device for each parameter."""
+"""Where a model goes: from `device_map` and `max_memory` to a placement, reckoned with the memory there is now."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 import torch
 
 from cuformers.auto.model import PreTrainedModel
 from cuformers.base.log import notice
-from cuformers.cuda.device import default_device, device_name, resolve_device
+from cuformers.checkpoint.needs import CPU, Needs, Placement
+from cuformers.checkpoint.placement import DeviceMap, DeviceSpec, resolve_placement
+from cuformers.cuda.device import default_device, device_count, device_name
+from cuformers.cuda.memory import free_bytes
+from cuformers.nn.cache import PagedCache
+
+RESERVE = 512 << 20
+"""Bytes that each GPU keeps free for activations, workspaces and graphs."""
+CONTEXT = 4096
+"""Tokens of one sequence whose cache is counted, or the model's length where it is shorter."""
 
 
-class Placed(NamedTuple):
-    device: torch.device
+def place(
+    model: PreTrainedModel,
+    device_map: DeviceMap | None,
+    max_memory: Mapping[DeviceSpec, int | str] | None,
+    dtype: torch.dtype,
+) -> Placement:
+    """The placement of a model that is still on the meta device; says in a line what was chosen for the user.
 
-    def device_of(self, name: str) -> torch.device:
-        return self.device
-
-
-def place(model: PreTrainedModel, device_map: Any, max_memory: Any, dtype: torch.dtype) -> Placed:
-    if device_map is None or device_map == "auto":
+    Raises:
+        ValueError: a device or name that is not possible.
+        OutOfDeviceMemory: it does not fit; the message has needed and available bytes of each device.
+    """
+    chosen = device_map is None and max_memory is None
+    wanted = default_device() if chosen else ("auto" if device_map is None else device_map)
+    gpus = [torch.device("cuda", index) for index in range(device_count())]
+    this_gpu = default_device() if gpus else None
+    free = {device: free_bytes(device) for device in (*gpus, CPU)}
+    placement = resolve_placement(needs(model, dtype), wanted, free, max_memory=max_memory, this_gpu=this_gpu)
+    if chosen:
         device = default_device()
-        if device_map is None:
-            notice(f"the model goes to {device} ({device_name(device)}); device_map= chooses another place.", once=True)
-        return Placed(device)
-    return Placed(resolve_device(device_map))
+        notice(f"the model goes to {device} ({device_name(device)}); device_map= chooses another place.", once=True)
+    for line in placement.notes:
+        notice(line)
+    return placement
+
+
+def needs(model: PreTrainedModel, dtype: torch.dtype) -> Needs:
+    """Bytes of each part of a model, of its cache, and of what a GPU keeps free."""
+    parts = {"model.embed_tokens": model.model.embed_tokens, **dict(model.named_layers()), "model.norm": model.model.norm}
+    units = {name: sum(p.numel() for p in part.parameters()) * dtype.itemsize for name, part in parts.items()}
+    units["lm_head"] = 0 if model.head.tied else model.lm_head.weight.numel() * dtype.itemsize
+    spec = model.model.attention_specs[0]
+    tokens = min(CONTEXT, model.config.max_position_embeddings)
+    return Needs(
+        units=units,
+        tied=(("model.embed_tokens", "lm_head"),) if model.head.tied else (),
+        cache_per_layer=PagedCache.page_bytes(1, spec.num_kv_heads, spec.head_dim, tokens, dtype),
+        reserve=RESERVE,
+    )

@@ -181,7 +181,7 @@ class Engine:
         spec = self.model.model.attention_specs
         dtype = self.model.lm_head.weight.dtype
         page = PagedCache.page_bytes(len(spec), spec[0].num_kv_heads, spec[0].head_dim, PAGE_SIZE, dtype)
-        held = self.runner.cache.data.nbytes if self.runner else 0
+        held = self.runner.cache.nbytes if self.runner else 0
         need = needed(requests, PAGE_SIZE, page, memory.free_bytes(self.device) + held)
         if self.runner is None or not self.runner.capacity.covers(need):
             capacity = need.joined(self.runner.capacity) if self.runner else need

@@ -30,7 +30,7 @@ class PrefillSize:
         """The least size that holds so much, in quarters of an octave; None where a graph does not pay."""
         if tokens > MAX_TOKENS:
             return None
-        octave = max(MIN_TOKENS, 1 << (tokens - 1).bit_length() - 1)
+        octave = max(MIN_TOKENS, 1 << max((tokens - 1).bit_length() - 1, 0))
         quarter = octave // 4
         rounded = max(octave, -(-tokens // quarter) * quarter)
         return PrefillSize(tokens=rounded, sequences=1 << (sequences - 1).bit_length())

@@ -41,13 +41,12 @@ class Runner:
         self.device, self.page_size = weight.device, page_size
         specs = model.model.attention_specs
         self.cache = PagedCache(
-            num_layers=len(specs),
+            devices=model.model.layer_devices,
             num_pages=capacity.pages,
             num_kv_heads=specs[0].num_kv_heads,
             head_dim=specs[0].head_dim,
             page_size=page_size,
             dtype=weight.dtype,
-            device=self.device,
         )
         self.rows = idle_rows(capacity, page_size, self.device)
         model.model.rotary.reserve(capacity.length, self.device)

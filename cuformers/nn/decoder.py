@@ -50,11 +50,17 @@ class Decoder(nn.Module):
         self.norm = norm
         self.rotary = RotarySet(ropes)
         self.embed_scale = embed_scale
+        self.runs_on: tuple[torch.device, ...] | None = None
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
         """The attention of each layer, in order."""
         return tuple(layer.self_attn.spec for layer in self.layers)  # type: ignore[union-attr]
+
+    @property
+    def layer_devices(self) -> tuple[torch.device, ...]:
+        """Where each layer is computed: where its weights lie, unless `runs_on` says otherwise."""
+        return self.runs_on or tuple(next(layer.parameters()).device for layer in self.layers)
 
     def forward(self, tokens: Tensor, step: Step) -> Tensor:
         """Tokens [T] -> hidden states [T, H], before the final norm."""

@@ -6,7 +6,7 @@ LongRoPE (2402.13753); Llama 3.1's scaling as published with its weights.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,11 @@ _NEEDS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a file is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +69,12 @@ class RopeSpec:
     def __post_init__(self) -> None:
         if self.rope_type not in ROPE_TYPES:
             raise bad_argument("rope_type", self.rope_type, f"one of {list(ROPE_TYPES)}")
-        if self.dim < 2 or self.dim % 2:
-            raise bad_argument("rotary dimensions", self.dim, "a positive even number", "See partial_rotary_factor.")
+        least = 4 if self.rope_type == "dynamic" else 2  # dynamic's base has dim - 2 in a denominator
+        if self.dim < least or self.dim % 2:
+            raise bad_argument(
+                "rotary dimensions", self.dim, f"an even number from {least} on", "See partial_rotary_factor."
+            )
+        self._check_numbers()
         for name in _NEEDS.get(self.rope_type, ()):
             if getattr(self, name) is None and not (self.rope_type == "yarn" and self.original != self.limit):
                 raise bad_argument(f"rope_parameters[{name!r}]", None, f"a value, for rope_type={self.rope_type!r}")
@@ -73,6 +82,20 @@ class RopeSpec:
             given = getattr(self, name)
             if self.rope_type == "longrope" and len(given) != self.dim // 2:
                 raise bad_argument(f"len({name})", len(given), f"{self.dim // 2}, one per rotated pair")
+        if self.rope_type == "llama3" and not self.high_freq_factor > self.low_freq_factor:  # type: ignore[operator]
+            allowed = f"more than low_freq_factor={self.low_freq_factor}"
+            raise bad_argument("rope_parameters['high_freq_factor']", self.high_freq_factor, allowed)
+
+    def _check_numbers(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is None or f.name in ("rope_type", "truncate"):
+                continue
+            numbers = value if isinstance(value, tuple) else (value,)
+            if isinstance(value, tuple) != f.name.startswith(("short", "long")) or not all(map(is_number, numbers)):
+                raise bad_argument(f"rope_parameters[{f.name!r}]", value, "a number, or a list of them for longrope")
+            if not f.name.startswith("mscale") and min(numbers, default=1) <= 0:
+                raise bad_argument(f"rope_parameters[{f.name!r}]", value, "numbers above 0")
 
     @property
     def limit(self) -> int:

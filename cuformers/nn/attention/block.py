@@ -100,4 +100,5 @@ class Attention(KernelModule):
             scale=spec.scale,
             window=spec.window,
             softcap=spec.softcap,
+            workspace=view.workspace,
         )
