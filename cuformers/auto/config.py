@@ -1,14 +1,16 @@
 """AutoConfig: the configuration of a checkpoint, by its `model_type`."""
 
 import json
+import math
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from cuformers.base.errors import CheckpointError
+from cuformers.base.errors import CheckpointError, bad_argument
 from cuformers.checkpoint.resolve import resolve_file
 from cuformers.models.config import HARMLESS, ModelConfig
 from cuformers.models.registry import find
+from cuformers.models.rope_config import override_rope
 
 Name = str | Path
 OLDER_NAMES = frozenset({"torch_dtype", "rope_theta", "rope_scaling", "partial_rotary_factor", "rope_local_base_freq"})
@@ -19,7 +21,9 @@ class AutoConfig:
     """Makes the right configuration object; it is never instantiated itself."""
 
     def __init__(self) -> None:
-        raise TypeError("AutoConfig is made with AutoConfig.from_pretrained(name_or_path) or AutoConfig.for_model(type).")
+        raise TypeError(
+            "AutoConfig is made with AutoConfig.from_pretrained(name_or_path) or AutoConfig.for_model(type)."
+        )
 
     @classmethod
     def from_pretrained(
@@ -74,7 +78,20 @@ def config_from_dict(raw: dict[str, Any], overrides: dict[str, Any]) -> ModelCon
     unknown = sorted(set(overrides) - known - OLDER_NAMES - HARMLESS)
     if unknown:
         raise ValueError(f"unknown arguments {unknown}: a {spec.model_type} configuration has {sorted(known)}.")
-    return spec.config.from_dict({**raw, **overrides})
+    _refuse_non_finite(raw, "config")
+    return spec.config.from_dict({**override_rope(raw, overrides), **overrides})
+
+
+def _refuse_non_finite(value: Any, name: str) -> None:
+    """Python's JSON reader takes NaN and Infinity; no number of a configuration may be one."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise bad_argument(name, value, "a finite number", "Check config.json.")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _refuse_non_finite(inner, f"{name}.{key}")
+    if isinstance(value, list):
+        for index, inner in enumerate(value):
+            _refuse_non_finite(inner, f"{name}[{index}]")
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -84,7 +101,7 @@ def read_json(file: Path) -> dict[str, Any]:
         CheckpointError: no valid JSON, or no object.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as problem:
         raise CheckpointError(f"{file} is not valid JSON: {problem}.") from None
     if not isinstance(value, dict):
@@ -96,7 +113,3 @@ def refuse_remote_code(trust_remote_code: bool) -> None:
     """Code that comes with a checkpoint is never run."""
     if trust_remote_code:
         raise ValueError("trust_remote_code=True is not possible: cuformers never runs code from a checkpoint.")
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")

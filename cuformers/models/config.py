@@ -13,10 +13,9 @@ import torch
 
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
+from cuformers.models.config_checks import FULL, check_config, check_numbers
 from cuformers.models.rope_config import normalise_rope
-from cuformers.nn.rope import RopeSpec
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from cuformers.nn.rope import RopeSpec, is_number
 
 HARMLESS = frozenset({
     "_name_or_path", "architectures", "auto_map", "chunk_size_feed_forward", "gradient_checkpointing", "id2label",
@@ -82,6 +81,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         self._check_types()
+        check_numbers(self)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.num_attention_heads % self.num_key_value_heads:
@@ -106,9 +106,6 @@ class ModelConfig:
                 raise bad_argument(f"config.{f.name}", value, names, "Check config.json.")
             if isinstance(value, float) and not math.isfinite(value):
                 raise bad_argument(f"config.{f.name}", value, "a finite number", "Check config.json.")
-            sized = f.name.startswith("num_") or f.name.endswith(("_size", "_dim")) or f.name == "max_position_embeddings"
-            if sized and isinstance(value, int) and value <= 0:
-                raise bad_argument(f"config.{f.name}", value, "a positive integer", "Check config.json.")
 
     @property
     def layer_kinds(self) -> list[str]:
@@ -125,7 +122,11 @@ class ModelConfig:
         known = {f.name for f in fields(RopeSpec)} - {"dim", "max_position_embeddings"}
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in parameters.items() if k in known}
         assert self.head_dim is not None
-        dim = int(self.head_dim * parameters.get("partial_rotary_factor", 1.0))
+        share = parameters.get("partial_rotary_factor")
+        share = 1.0 if share is None else share
+        if not is_number(share) or not 0 < share <= 1:
+            raise bad_argument("rope_parameters['partial_rotary_factor']", share, "a number above 0, up to 1")
+        dim = int(self.head_dim * share)
         return RopeSpec(dim=dim, max_position_embeddings=self.max_position_embeddings, **values)
 
     @property
@@ -142,6 +143,7 @@ class ModelConfig:
         given = {k: v for k, v in values.items() if k in own and not (v is None and _has_default(cls, k))}
         extra = {k: v for k, v in values.items() if k not in own}
         config = cls(**given, extra=extra, dtype=_read_dtype(raw.get("dtype", raw.get("torch_dtype"))))
+        check_config(config)
         unknown = sorted(k for k in config.extra if k not in HARMLESS)
         if unknown:
             notice(f"config keys without meaning for {cls.model_type!r}, kept but not used: {', '.join(unknown)}")

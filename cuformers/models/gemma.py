@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cuformers.checkpoint.weight_map import WeightMap
-from cuformers.models.config import FULL, SLIDING, ModelConfig
+from cuformers.models.config import ModelConfig
+from cuformers.models.config_checks import FULL, SLIDING
 from cuformers.models.parts import attention_spec
 from cuformers.models.spec import ModelSpec
 from cuformers.nn.attention.block import Attention

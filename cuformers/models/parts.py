@@ -1,6 +1,7 @@
 """From a configuration to the shared blocks: the lines that every model file would otherwise repeat."""
 
-from cuformers.models.config import ModelConfig, SLIDING
+from cuformers.models.config import ModelConfig
+from cuformers.models.config_checks import SLIDING
 from cuformers.nn.attention.backend import AttentionSpec
 from cuformers.nn.decoder import HeadSpec
 

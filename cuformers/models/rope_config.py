@@ -1,14 +1,17 @@
 """The older spellings of rotary settings, brought to Transformers 5's `rope_parameters`."""
 
-import math
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from cuformers.base.errors import bad_argument
+from cuformers.base.log import notice
+from cuformers.nn.rope import RopeSpec, is_number
 
 if TYPE_CHECKING:
     from cuformers.models.config import ModelConfig
 
 _SCALED = ("llama3", "yarn", "longrope")
+_KNOWN = {f.name for f in fields(RopeSpec)} | {"partial_rotary_factor"}
 
 
 def normalise_rope(config: "ModelConfig") -> dict[str, Any]:
@@ -29,14 +32,38 @@ def normalise_rope(config: "ModelConfig") -> dict[str, Any]:
 def _one(config: "ModelConfig", rope: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     rope.pop("type", None)
-    rope["rope_theta"] = float(rope.get("rope_theta") or old["rope_theta"] or config.default_theta)
+    theta = next((v for v in (rope.get("rope_theta"), old["rope_theta"]) if v is not None), config.default_theta)
+    if not is_number(theta) or theta <= 0:
+        raise bad_argument("rope_parameters['rope_theta']", theta, "a number above 0", "Check config.json.")
+    rope["rope_theta"] = float(theta)
     if rope.get("partial_rotary_factor") is None and old["partial_rotary_factor"] is not None:
         rope["partial_rotary_factor"] = old["partial_rotary_factor"]
     if rope["rope_type"] in _SCALED:
         outer = getattr(config, "original_max_position_embeddings", None)
         inner = rope.get("original_max_position_embeddings")
         rope["original_max_position_embeddings"] = outer or inner or config.max_position_embeddings
-    for name, value in rope.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise bad_argument(f"rope_parameters[{name!r}]", value, "a finite number", "Check config.json.")
+    unknown = sorted(set(rope) - _KNOWN)
+    if unknown:
+        notice(f"rope_parameters without meaning, kept but not used: {', '.join(unknown)}", once=True)
     return rope
+
+
+def override_rope(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """`raw`, a config.json, without the rotary settings that `overrides` replaces, whichever spelling either uses."""
+    raw = dict(raw)
+    if "rope_parameters" in overrides or "rope_scaling" in overrides:
+        replaced = [raw.pop(key, None) for key in ("rope_parameters", "rope_scaling")]
+        thetas = [one["rope_theta"] for one in replaced if isinstance(one, dict) and "rope_theta" in one]
+        raw |= {"rope_theta": thetas[0]} if thetas else {}
+    for key in ("rope_parameters", "rope_scaling"):
+        given = raw.get(key)
+        if not isinstance(given, dict):
+            continue
+        single = next(
+            (k for k in ("rope_theta", "rope_local_base_freq", "partial_rotary_factor") if k in overrides), ""
+        )
+        if single and any(isinstance(v, dict) for v in given.values()):
+            remedy = "Give rope_parameters: the checkpoint has one set for each kind of layer."
+            raise bad_argument(single, overrides[single], "nothing", remedy)
+        raw[key] = {k: v for k, v in given.items() if k not in overrides}
+    return raw

@@ -2,19 +2,19 @@
 
 from typing import Any, NamedTuple
 
-COMMON: dict[str, Any] = dict(
-    vocab_size=128,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-    initializer_range=0.2,  # weights large enough that a wrong term shows in the logits
-)
+COMMON: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,  # weights large enough that a wrong term shows in the logits
+}
 PAIRS = 8  # rotated pairs of a head of 16
 
 
@@ -38,32 +38,31 @@ _LONG = _rope(
 _LLAMA3 = _rope(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
 )
-_SCALES = dict(embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.4, attention_multiplier=0.2)
+_SCALES = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaConfig", {}),
     "llama-mha-untied-biases": Family(
-        "LlamaConfig", dict(num_key_value_heads=4, attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
+        "LlamaConfig",
+        {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
     ),
-    "llama-tied": Family("LlamaConfig", dict(tie_word_embeddings=True)),
-    "llama-head-dim": Family("LlamaConfig", dict(head_dim=32)),
+    "llama-tied": Family("LlamaConfig", {"tie_word_embeddings": True}),
+    "llama-head-dim": Family("LlamaConfig", {"head_dim": 32}),
     "llama-linear": Family("LlamaConfig", _rope(rope_type="linear", factor=4.0)),
     "llama-dynamic": Family("LlamaConfig", _rope(rope_type="dynamic", factor=2.0)),
-    "llama-yarn": Family(
-        "LlamaConfig", _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
-    ),
+    "llama-yarn": Family("LlamaConfig", _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)),
     "llama3": Family("LlamaConfig", _LLAMA3),
-    "mistral": Family("MistralConfig", dict(sliding_window=8)),
-    "mistral-no-window": Family("MistralConfig", dict(sliding_window=None)),
+    "mistral": Family("MistralConfig", {"sliding_window": 8}),
+    "mistral-no-window": Family("MistralConfig", {"sliding_window": None}),
     "qwen2": Family("Qwen2Config", {}),
-    "qwen2-window": Family("Qwen2Config", dict(use_sliding_window=True, sliding_window=8, max_window_layers=2)),
-    "qwen3": Family("Qwen3Config", dict(head_dim=32)),
-    "qwen3-tied": Family("Qwen3Config", dict(head_dim=16, tie_word_embeddings=True)),
-    "gemma2": Family("Gemma2Config", dict(head_dim=32, sliding_window=8, query_pre_attn_scalar=24)),
-    "gemma3_text": Family("Gemma3TextConfig", dict(head_dim=32, sliding_window=8, query_pre_attn_scalar=24)),
+    "qwen2-window": Family("Qwen2Config", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
+    "qwen3": Family("Qwen3Config", {"head_dim": 32}),
+    "qwen3-tied": Family("Qwen3Config", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": Family("Gemma2Config", {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24}),
+    "gemma3_text": Family("Gemma3TextConfig", {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24}),
     "gemma3_text-pattern": Family(
         "Gemma3TextConfig",
-        dict(head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"] * 2),
+        {"head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
     "phi3": Family("Phi3Config", {}),
     "phi3-longrope": Family("Phi3Config", dict(original_max_position_embeddings=32, **_LONG)),
@@ -72,7 +71,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "olmo2": Family("Olmo2Config", {}),
     "smollm3": Family("SmolLM3Config", {}),
-    "smollm3-window": Family("SmolLM3Config", dict(use_sliding_window=True, sliding_window=8)),
+    "smollm3-window": Family("SmolLM3Config", {"use_sliding_window": True, "sliding_window": 8}),
     "granite": Family("GraniteConfig", _SCALES),
 }
 
