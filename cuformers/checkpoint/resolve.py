@@ -8,7 +8,6 @@ from typing import TypeVar
 from cuformers.base import env
 from cuformers.base.errors import CheckpointError, bad_argument
 
-WEIGHT_PATTERNS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 CONFIG_PATTERNS = ("*.json",)
 TOKENIZER_PATTERNS = (
     "tokenizer.json",
@@ -18,11 +17,19 @@ TOKENIZER_PATTERNS = (
     "*.jinja",
     "additional_chat_templates/*",
 )
-FOLDER_PATTERNS = (*CONFIG_PATTERNS, *TOKENIZER_PATTERNS, *WEIGHT_PATTERNS)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _T = TypeVar("_T")
+
+
+def folder_patterns(variant: str | None = None) -> tuple[str, ...]:
+    """Files that make a checkpoint: configuration, tokenizer, and the weights of one variant."""
+    dot = f".{variant}" if variant else ""
+    return (*CONFIG_PATTERNS, *TOKENIZER_PATTERNS, f"model{dot}.safetensors", f"model{dot}-*.safetensors")
+
+
+FOLDER_PATTERNS = folder_patterns()
 
 
 def looks_like_path(name: str) -> bool:

@@ -8,7 +8,14 @@ import pytest
 from huggingface_hub import errors
 
 from cuformers.base.errors import CheckpointError
-from cuformers.checkpoint.resolve import FOLDER_PATTERNS, looks_like_path, require_file, resolve_file, resolve_folder
+from cuformers.checkpoint.resolve import (
+    FOLDER_PATTERNS,
+    folder_patterns,
+    looks_like_path,
+    require_file,
+    resolve_file,
+    resolve_folder,
+)
 
 COMMIT = "a" * 40
 
@@ -161,3 +168,11 @@ def test_a_missing_file_on_the_hub_is_none(monkeypatch):
     assert resolve_file("org/model", "chat_template.jinja") is None
     with pytest.raises(CheckpointError, match=r"no file 'sub/x' in the hub"):
         require_file("org/model", "x", subfolder="sub")
+
+
+def test_each_variant_has_its_own_files():
+    files = ["model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+    fp16 = ["model.fp16.safetensors", "model.fp16-00001-of-00002.safetensors", "model.safetensors.index.fp16.json"]
+    for variant, own, other in ((None, files, fp16[:2]), ("fp16", fp16, files[:2])):
+        kept = list(huggingface_hub.utils.filter_repo_objects(files + fp16, allow_patterns=folder_patterns(variant)))
+        assert set(own) <= set(kept) and not set(other) & set(kept)
