@@ -23,8 +23,23 @@ def _stretch(length, window, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, WINDOW
 
 
 @triton.jit
+def _tile_pages(table_ptr, start, low, high, PAGE: tl.constexpr, BLOCK_S: tl.constexpr, FRESH: tl.constexpr):
+    """Page of each position of a tile: [BLOCK_S] int64. FRESH reads past the first-level cache."""
+    CACHE: tl.constexpr = ".cg" if FRESH else ""
+    position = start + tl.arange(0, BLOCK_S)
+    if PAGE >= BLOCK_S:
+        # The tile lies in one page. Its first position may be hidden (before the window), its page is still there.
+        some = (start + BLOCK_S > low) & (start < high)
+        page = tl.load(table_ptr + start // PAGE, mask=some, other=0, cache_modifier=CACHE)
+        return page.to(tl.int64) + tl.zeros((BLOCK_S,), dtype=tl.int64)
+    else:
+        seen = (position >= low) & (position < high)
+        return tl.load(table_ptr + position // PAGE, mask=seen, other=0, cache_modifier=CACHE).to(tl.int64)
+
+
+@triton.jit
 def _load_tile(
-    k_ptr, v_ptr, table_ptr, k_page_stride, v_page_stride, start, low, high,
+    k_ptr, v_ptr, page, k_page_stride, v_page_stride, start, low, high,
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Keys and values [BLOCK_S, BLOCK_D] of positions start.., zero outside [low, high). Pointers are the kv head's."""
@@ -32,12 +47,8 @@ def _load_tile(
     d = tl.arange(0, BLOCK_D)
     seen = (position >= low) & (position < high)
     if PAGE >= BLOCK_S:
-        # The tile lies in one page. Its first position may be hidden (before the window), its page is still there.
-        page = tl.load(table_ptr + start // PAGE, mask=(start + BLOCK_S > low) & (start < high), other=0)
         offset = start % PAGE + tl.arange(0, BLOCK_S)
-        page = page.to(tl.int64) + tl.zeros((BLOCK_S,), dtype=tl.int64)
     else:
-        page = tl.load(table_ptr + position // PAGE, mask=seen, other=0).to(tl.int64)
         offset = position % PAGE
     within = offset[:, None] * D + d[None, :]
     mask = seen[:, None] if BLOCK_D == D else seen[:, None] & (d < D)[None, :]
@@ -133,10 +144,10 @@ def attention_kernel(
     tables_ptr += n * table_stride
     # Keys of earlier steps are there already; those of this step only after the wait.
     old = tl.minimum(end, length - fresh)
+    page = _tile_pages(tables_ptr, begin, first, end, PAGE, BLOCK_S, True)
     k, v = _load_tile(
-        k_ptr, v_ptr, tables_ptr, k_page_stride, v_page_stride, begin, first, old if PDL else end, D, BLOCK_D, PAGE,
-        BLOCK_S,
-    )  # fmt: skip
+        k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, first, old if PDL else end, D, BLOCK_D, PAGE, BLOCK_S
+    )
     g = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
@@ -147,7 +158,7 @@ def attention_kernel(
         if begin + BLOCK_S > old:
             low = tl.maximum(first, old)
             k_new, v_new = _load_tile(
-                k_ptr, v_ptr, tables_ptr, k_page_stride, v_page_stride, begin, low, end, D, BLOCK_D, PAGE, BLOCK_S
+                k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, low, end, D, BLOCK_D, PAGE, BLOCK_S
             )
             is_new = (begin + tl.arange(0, BLOCK_S) >= low)[:, None]
             k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
@@ -155,8 +166,9 @@ def attention_kernel(
     q = tl.load(q_at, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
     acc, m, l = _attend(q, k, v, acc, m, l, begin, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
     for at in tl.range(begin + BLOCK_S, end, BLOCK_S, num_stages=STAGES):
+        page = _tile_pages(tables_ptr, at, first, end, PAGE, BLOCK_S, False)
         k, v = _load_tile(
-            k_ptr, v_ptr, tables_ptr, k_page_stride, v_page_stride, at, first, end, D, BLOCK_D, PAGE, BLOCK_S
+            k_ptr, v_ptr, page, k_page_stride, v_page_stride, at, first, end, D, BLOCK_D, PAGE, BLOCK_S
         )
         acc, m, l = _attend(q, k, v, acc, m, l, at, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
     if SPLITS == 1:

@@ -50,11 +50,11 @@ def _rope_cache_kernel(
     j = 2 * HALF + tl.arange(0, BLOCK_REST)
     in_half, in_rest = i < HALF, j < D
     if ROTATE:
-        at_row = tl.load(rows_ptr + token).to(tl.int64) * HALF + i
+        at_row = tl.load(rows_ptr + token, cache_modifier=".cg").to(tl.int64) * HALF + i
         cos = tl.load(cos_ptr + at_row, mask=in_half, other=0.0)[None, :]
         sin = tl.load(sin_ptr + at_row, mask=in_half, other=0.0)[None, :]
     if CACHE:
-        slot = tl.load(slots_ptr + token).to(tl.int64)
+        slot = tl.load(slots_ptr + token, cache_modifier=".cg").to(tl.int64)
     if NORM != "none":
         offset = tl.where(is_q, offset_q, offset_k)[:, None]
         eps = tl.where(is_q, eps_q, eps_k)

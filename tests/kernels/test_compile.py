@@ -1,0 +1,127 @@
+"""Every Triton kernel compiles for every generation of GPU from 8.0 on, without a GPU; from 9.0 on also with PDL.
+
+What ptxas says is checked where it decides the speed: nothing spills, and weights are loaded before the wait.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+CAPABILITIES = (80, 90, 100, 120)
+TYPES = {
+    "bf16": "x w bias norm residual y weight sum qkv q_norm k_norm k_cache v_cache q k v sinks out logits",
+    "fp32": "cos sin part stats temperature top_p min_p candidates peaks sums thresholds values",
+    "i32": "rows slots tables lengths counters top_k counts cuts tokens",
+    "i64": "seeds positions",
+}
+POINTERS = {f"{name}_ptr": f"*{dtype}" for dtype, names in TYPES.items() for name in names.split()}
+FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap")
+
+
+@dataclass(frozen=True)
+class Build:
+    """A kernel by module and name, with its constants."""
+
+    kernel: str
+    constants: dict[str, Any]
+    num_warps: int = 4
+
+    def __str__(self) -> str:
+        return self.kernel.rsplit(".", 1)[1] + "-" + "-".join(str(v) for v in self.constants.values())
+
+
+FMA = {"BLOCK_N": 4, "BLOCK_K": 1024, "CHUNKS": 1, "COPIES": 1, "K": 1024, "BIAS": False}
+DOT = {"BLOCK_N": 8, "BLOCK_K": 128, "SLICES": 4, "K": 1024, "UPCAST": False}
+ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False}
+MERGE = {"HKV": 8, "G": 2, "D": 128, "BLOCK_D": 128, "BLOCK_S": 64}
+BUILDS = [
+    Build("norm.triton._norm_kernel", {"H": 1000, "BLOCK": 1024, "ADD": "before"}),
+    Build("gated_linear.triton._gate_kernel", {"BLOCK": 1024, "ACTIVATION": "gelu"}),
+    Build("linear.skinny_kernel.fma_kernel", FMA | {"T": 1, "NORM": True, "RESIDUAL": False, "ACTIVATION": "none"}),
+    Build("linear.skinny_kernel.fma_kernel", FMA | {"T": 2, "NORM": True, "RESIDUAL": True, "ACTIVATION": "silu"}),
+    Build("linear.skinny_kernel.dot_kernel", DOT | {"BIAS": True, "RESIDUAL": True, "ACTIVATION": "gelu_tanh"}),
+    Build(
+        "rope_cache.triton._rope_cache_kernel",
+        {"D": 80, "HALF": 16, "BLOCK_HALF": 16, "BLOCK_REST": 64, "PAGE": 16, "HEADS": 8, "NORM": "qk", "ROTATE": True}
+        | {"CACHE": True},
+    ),
+    Build(
+        "paged_attention.kernel.attention_kernel",
+        ATTENTION
+        | {"G": 2, "PAGE": 16, "SPLITS": 32, "WINDOW": False, "SOFTCAP": False, "SINKS": False, "MERGE": "here"},
+    ),
+    Build(
+        "paged_attention.kernel.attention_kernel",
+        ATTENTION | {"G": 4, "PAGE": 64, "SPLITS": 2, "WINDOW": True, "SOFTCAP": True, "SINKS": True, "MERGE": "later"},
+    ),
+    Build("paged_attention.kernel.merge_kernel", MERGE | {"SPLITS": 32, "WINDOW": True, "SINKS": True}),
+    Build("sample.threshold_kernel.split_kernel", {"SPLITS": 38, "BLOCK": 4096, "STRIPE": 32, "CANDIDATES": 64}, 8),
+    Build("sample.threshold_kernel.row_kernel", {"SPLITS": 38, "SPLITS_BLOCK": 64, "BLOCK": 4096, "CANDIDATES": 64}, 8),
+    Build("sample.draw_kernel.draw_kernel", {"BLOCK": 2048, "GREEDY": False}),
+    Build("sample.draw_kernel.pick_kernel", {"BLOCK": 128}, 1),
+]
+
+
+def compiled(build: Build, capability: int) -> tuple[str, str]:
+    """(PTX, what ptxas says) with PDL from 9.0 on."""
+    from importlib import import_module
+
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, name = build.kernel.rsplit(".", 1)
+    kernel = getattr(import_module(f"cuformers.kernels.{module}"), name)
+    pdl = capability >= 90
+    constants = build.constants | {"PDL": pdl}
+    signature = {
+        n: "constexpr" if n in constants else POINTERS.get(n, "fp32" if n in FLOATS else "i32")
+        for n in kernel.arg_names
+    }
+    if name == "pick_kernel":
+        signature["out_ptr"] = "*i64"
+    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t[0] == "*" or t == "i32"}
+    options = {"num_warps": build.num_warps, "num_stages": 1, "launch_pdl": pdl}
+    made = triton.compile(
+        ASTSource(kernel, signature, constants, aligned), target=GPUTarget("cuda", capability, 32), options=options
+    )
+    assert made.asm["cubin"]
+    return made.asm["ptx"], str(made.metadata.shared)
+
+
+def _worker(job: tuple[Build, int]) -> tuple[str, str]:
+    return compiled(*job)
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[dict[tuple[str, int], Any]]:
+    """All builds, made by two processes."""
+    jobs = [(build, capability) for capability in CAPABILITIES for build in BUILDS]
+    with ProcessPoolExecutor(min(2, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
+        futures = {(str(build), capability): pool.submit(_worker, (build, capability)) for build, capability in jobs}
+        yield futures
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("build", BUILDS, ids=str)
+def test_compiles(build: Build, capability: int, results: dict[tuple[str, int], Any]) -> None:
+    ptx, shared = results[str(build), capability].result()
+    assert int(shared) <= 96 * 1024
+    waits = ptx.count("griddepcontrol.wait")
+    assert waits == ptx.count("griddepcontrol.launch_dependents") == (1 if capability >= 90 else 0)
+
+
+@pytest.mark.parametrize("kernel", ["fma_kernel", "dot_kernel", "attention_kernel"])
+def test_weights_and_old_keys_are_asked_for_before_the_wait(kernel: str, results: dict[tuple[str, int], Any]) -> None:
+    for build in BUILDS:
+        if build.kernel.endswith(kernel):
+            ptx, _ = results[str(build), 90].result()
+            before, after = ptx.split("griddepcontrol.wait")
+            assert before.count("ld.global") >= 4 and "st.global" not in before
+            assert "v4.b32" in before and "st.global" in after

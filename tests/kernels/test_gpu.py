@@ -1,0 +1,149 @@
+"""The interpreter's cases, and the shapes of real models, on a GPU; in CUDA graphs too, where they live."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from cuformers.kernels.norm_args import Norm
+
+from .cases import (
+    AttentionShape,
+    Call,
+    Case,
+    RopeShape,
+    all_cases,
+    attend,
+    attentions,
+    check,
+    check_sampling,
+    error,
+    linears,
+    norms,
+    ropes,
+    triton_kernels,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+GPU = torch.device("cuda", 0)
+QWEN3_06B = [(T, K, N) for T in (1, 2, 4, 8, 16, 64) for K, N in ((1024, 4096), (2048, 1024), (3072, 1024))]
+REAL = [
+    *norms(((1, 1024), (64, 4096), (3, 5120))),
+    *linears((*QWEN3_06B, (1, 4096, 6144), (2, 12288, 4096), (8, 12288, 512), (1, 1024, 151936), (3, 896, 4864))),
+    *ropes((RopeShape(1, 16, 8, 128, 128, "qk"), RopeShape(300, 32, 8, 128, 128, "qk"), RopeShape(5, 32, 2, 80, 32))),
+    *attentions(
+        (
+            AttentionShape((129,), 16, 8, 128),
+            AttentionShape((8192, 1, 777, 0), 16, 8, 128, page=64),
+            AttentionShape((1000,) * 40, 32, 8, 128, page=256),
+            AttentionShape((3000, 50), 64, 8, 64, window=128, sinks=True),
+            AttentionShape((500, 700), 8, 4, 256, window=300, softcap=50.0),
+            AttentionShape((900,), 32, 32, 96),
+            AttentionShape((400, 3), 71, 1, 64),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", [*all_cases(), *REAL], ids=str)
+def test_matches_the_reference(case: Case, dtype: torch.dtype) -> None:
+    check(case, dtype, GPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("spread", [0.3, 3.0, 10.0])
+@pytest.mark.parametrize("num_tokens", [300, 32_000, 151_936, 262_144])
+def test_sampling_matches_the_reference(num_tokens: int, spread: float, dtype: torch.dtype) -> None:
+    check_sampling(num_tokens, spread, dtype, GPU, draws=20)
+
+
+def test_rows_do_not_depend_on_the_values_beside_them() -> None:
+    from cuformers.kernels.linear.triton import linear
+
+    torch.manual_seed(0)
+    weight = torch.randn(1024, 2048, device=GPU, dtype=torch.bfloat16)
+    for T in (2, 4, 8, 16):
+        x, other = torch.randn(2, T, 2048, device=GPU, dtype=torch.bfloat16)
+        other[0] = x[0]
+        assert torch.equal(linear(x, weight)[0], linear(other, weight)[0])
+
+
+class Layer(NamedTuple):
+    """Weights of a decoder layer in the shape of Qwen3-0.6B, and its cache."""
+
+    qkv: torch.Tensor
+    out: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    norm: Norm
+    pool: torch.Tensor
+
+
+def _layer(pool: torch.Tensor) -> Layer:
+    shapes = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
+    weights = [torch.randn(s, device=GPU, dtype=torch.bfloat16) / s[1] ** 0.5 for s in shapes]
+    return Layer(*weights, Norm(torch.ones(1024, device=GPU, dtype=torch.bfloat16), 1e-6, 0.0), pool.clone())
+
+
+@pytest.mark.parametrize("T", [1, 3, 8])
+def test_a_chain_in_a_graph_gives_the_eager_result_every_time(T: int) -> None:
+    """Many layers in one graph, each reading what the one before has just written: what PDL may break."""
+    torch.manual_seed(0)
+    kernels = triton_kernels(torch.bfloat16)
+    call = attend(AttentionShape((333,) * T, 16, 8, 128), True, torch.bfloat16, GPU)
+    _, k_cache, v_cache, tables, lengths = call.args
+    layers = [_layer(torch.stack((k_cache, v_cache))) for _ in range(12)]
+    angle = torch.rand(400, 64, device=GPU) * 6
+    cos, sin, rows = angle.cos(), angle.sin(), lengths - 1
+    slots = tables[:, 332 // 16] * 16 + 332 % 16
+    x = torch.randn(T, 1024, device=GPU, dtype=torch.bfloat16)
+
+    def run() -> torch.Tensor:
+        h = x * 1
+        for layer in layers:
+            k, v = layer.pool
+            qkv = kernels.linear(h, layer.qkv, norm=layer.norm)
+            q, _, _ = kernels.rope_cache(
+                qkv, cos, sin, rows, num_heads=16, num_kv_heads=8, head_dim=128, k_cache=k, v_cache=v, slots=slots
+            )
+            a = kernels.paged_attention(q, k, v, tables, lengths, scale=128**-0.5, workspace=call.kwargs["workspace"])
+            h = kernels.linear(a.flatten(1), layer.out, residual=h)
+            y = kernels.gated_linear(h, layer.gate_up, None, "silu", norm=layer.norm)
+            h = kernels.linear(y, layer.down, residual=h)
+        return h
+
+    expected = run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    assert expected.isfinite().all()
+    for _ in range(50):
+        for layer in layers:
+            # A key read before it is written shows.
+            layer.pool.view(2, -1, 8, 16, 128)[:, slots // 16, :, slots % 16] = torch.nan
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(result, expected)
+
+
+def test_graph_follows_the_lengths_on_the_device() -> None:
+    """A captured graph reads lengths when it runs, not when it was made."""
+    from cuformers.kernels.paged_attention import reference, triton
+
+    torch.manual_seed(0)
+    call: Call = attend(AttentionShape((600, 600), 16, 8, 128), True, torch.bfloat16, GPU)
+    lengths = call.args[4]
+    graph = torch.cuda.CUDAGraph()
+    triton.paged_attention(*call.args, **call.kwargs)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out = triton.paged_attention(*call.args, **call.kwargs)
+    for now in ((1, 600), (0, 64), (65, 599)):
+        lengths.copy_(torch.tensor(now, dtype=torch.int32))
+        graph.replay()
+        assert error(out, reference.paged_attention(*call.args, **call.kwargs)) < 1.5e-2
