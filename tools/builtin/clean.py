@@ -30,7 +30,7 @@ def variety(words: list[str], n: int = 4) -> float:
     return len(set(grams)) / max(1, len(grams))
 
 
-def why_not(text: str, *, least: int = 40, most: int = 260, least_variety: float = 0.93) -> str | None:
+def why_not(text: str, *, least: int = 25, most: int = 260, least_variety: float = 0.93) -> str | None:
     """The reason to drop a tidy text, or None."""
     words = text.lower().split()
     sentences = [s for s in SENTENCE.split(text) if s]

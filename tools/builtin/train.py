@@ -56,7 +56,8 @@ def arguments() -> argparse.Namespace:
 
 def make_model(args: argparse.Namespace, device: str) -> Llama:
     shape = Shape(vocab_size=args.vocab, hidden_size=args.hidden, intermediate_size=args.inner,
-                  num_hidden_layers=args.layers, num_attention_heads=args.heads, num_key_value_heads=args.kv_heads, head_dim=args.head_dim,
+                  num_hidden_layers=args.layers, num_attention_heads=args.heads,
+                  num_key_value_heads=args.kv_heads, head_dim=args.head_dim,
                   max_position_embeddings=args.context)  # fmt: skip
     model = Llama(shape).to(device)
     for name, p in model.named_parameters():
