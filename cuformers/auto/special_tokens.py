@@ -131,7 +131,9 @@ class SpecialTokens:
                 if isinstance(value, (str, AddedToken)) or not all(isinstance(t, (str, AddedToken)) for t in value):
                     raise bad_argument(name, value, "a list of tokens")
                 held = self.extra_special_tokens
-                tokens: list[str | AddedToken] = [_special(t) for t in value if replace_extra_special_tokens or str(t) not in held]
+                tokens: list[str | AddedToken] = [
+                    _special(t) for t in value if replace_extra_special_tokens or str(t) not in held
+                ]
                 self._extra = tokens if replace_extra_special_tokens and tokens else self._extra + tokens
                 added += tokens
             elif name in NAMES or name in self._named:

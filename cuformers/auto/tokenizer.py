@@ -225,11 +225,15 @@ class Tokenizer(Vocabulary):
         )
         if not tokenize:
             return rendered.texts if batched else rendered.texts[0]
-        options = {"padding": padding, "truncation": truncation, "max_length": max_length} | dict(
-            tokenizer_kwargs or {}
+        encoded = self(
+            rendered.texts if batched else rendered.texts[0],
+            add_special_tokens=False,
+            padding=padding,
+            truncation=truncation,
+            max_length=max_length,
+            return_tensors=return_tensors,
+            **(tokenizer_kwargs or {}),
         )
-        texts = rendered.texts if batched else rendered.texts[0]
-        encoded = self(texts, add_special_tokens=False, return_tensors=return_tensors, **options)
         if not return_dict:
             return encoded["input_ids"]
         if return_assistant_tokens_mask:

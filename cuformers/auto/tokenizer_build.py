@@ -101,7 +101,7 @@ def build(name_or_path: str | Path, where: Mapping[str, Any], options: Mapping[s
     rust.no_truncation()
     rust.no_padding()
     named, extra = _special_tokens(family, config, files)
-    _add_missing(rust, files.added_tokens, named, extra)
+    _add_missing(rust, files.added_tokens, named, extra, roles_are_special=family.name != GENERIC.name)
     bos, eos = (bool(options.get(f"add_{name}_token", False)) for name in ("bos", "eos"))
     if rust.post_processor is None or "add_bos_token" in options or "add_eos_token" in options:
         rust.post_processor = pipeline.template(
@@ -184,9 +184,11 @@ def _add_missing(
     added: Mapping[int, AddedToken],
     named: Mapping[str, str | AddedToken],
     extra: list[str | AddedToken],
+    *,
+    roles_are_special: bool,
 ) -> None:
     """Tells the Rust tokenizer of the tokens that its tokenizer.json leaves out or gives other properties."""
-    listed = rust.get_added_tokens_decoder().values()
+    listed = list(rust.get_added_tokens_decoder().values())
     held, exact = {str(token) for token in listed}, {repr(token) for token in listed}
     tokens = [token for _, token in sorted(added.items()) if repr(token) not in exact]
     held |= {str(token) for token in tokens}
@@ -195,6 +197,8 @@ def _add_missing(
             held.add(str(token))
             tokens.append(AddedToken(token, special=True) if isinstance(token, str) else token)
     roles = {str(token) for token in named.values()}
+    if roles_are_special:  # such as Gemma's <mask>, which its tokenizer.json lists as an ordinary token
+        tokens += [token for token in listed if str(token) in roles and not token.special]
     for token in tokens:
         if str(token) in roles and not token.special:
             token.special = True

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/paths.py
 from paths import DATA
@@ -81,6 +81,15 @@ def train_unigram() -> Tokenizer:
     return rust
 
 
+def gemma_like(rust: Tokenizer) -> Tokenizer:
+    """Gemma's pipeline over a byte-fallback vocabulary; its <mask> is listed as an ordinary token."""
+    rust.normalizer = normalizers.Replace(" ", "▁")
+    rust.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    rust.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    rust.add_tokens([AddedToken("<mask>", normalized=False, special=False)])
+    return rust
+
+
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory) -> dict[str, Path]:
     """Folders by what is particular to them."""
@@ -107,6 +116,9 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         "llama": write_folder(root / "llama", stories, model_type="llama", **llama),
         "llama-legacy": write_folder(root / "llama-legacy", stories, legacy=True, **llama),
         "mistral": write_folder(root / "mistral", stories, model_type="mistral", **llama),
+        "gemma": write_folder(
+            root / "gemma", gemma_like(Tokenizer.from_str(stories.to_str())), model_type="gemma2", bos_token="<s>"
+        ),
         "bert": write_folder(root / "bert", bert, model_type="bert", do_lower_case=False),
         "bert-padded": write_folder(root / "bert-padded", padded, clean_up_tokenization_spaces=True),
         "unigram": write_folder(
@@ -128,5 +140,5 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 NAMES = (
     *("stories", "generic", "gpt2", "gpt2-space", "neox", "deepseek", "llama", "llama-legacy"),
-    *("mistral", "bert", "bert-padded", "unigram", "added"),
+    *("mistral", "gemma", "bert", "bert-padded", "unigram", "added"),
 )

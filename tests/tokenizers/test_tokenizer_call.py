@@ -61,7 +61,7 @@ def test_options_equal_to_transformers(folders, name, capfd):
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     warnings.simplefilter("ignore")
     rng, compared = random.Random(0), 0
-    for values in rng.sample(list(itertools.product(*GRID.values())), 150):
+    for values in rng.sample(list(itertools.product(*GRID.values())), 80):
         options = dict(zip(GRID, values)) | {"return_special_tokens_mask": True, "return_length": True}
         for arguments, more in INPUTS:
             expected = outcome(theirs, arguments, options | more)
@@ -73,7 +73,7 @@ def test_options_equal_to_transformers(folders, name, capfd):
             else:
                 assert got == expected, (arguments, options)
                 compared += 1
-    assert compared > 500
+    assert compared > 300
 
 
 def test_places_equal_to_transformers(folders):

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001
 """Decoding id by id adds up to decoding all ids at once, for every kind of decoder and any ids."""
 
 import pytest
@@ -36,7 +37,7 @@ def ids_of(tokenizer) -> st.SearchStrategy[list[int]]:
 def test_pieces_add_up(folders, name):
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
 
-    @settings(max_examples=60, deadline=None, database=None)
+    @settings(max_examples=40, deadline=None, database=None)
     @given(ids_of(tokenizer), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.booleans(), st.booleans())
     def check(ids, sizes, skip, clean):
         options = {"skip_special_tokens": skip, "clean_up_tokenization_spaces": clean}
@@ -81,7 +82,7 @@ def test_text_comes_as_soon_as_it_is_settled(folders):
 
 def test_incomplete_utf8_is_held_back(folders):
     tokenizer = AutoTokenizer.from_pretrained(folders["generic"])
-    ids = tokenizer.convert_tokens_to_ids(["ð", "Ł", "ĳ", "į", "a"])  # the bytes f0 9f 91 8f, and an a
+    ids = tokenizer.convert_tokens_to_ids(["ð", "Ł", "ĳ", "ı", "a"])  # the bytes f0 9f 91 8f, and an a
     assert None not in ids
     assert pieces(tokenizer, ids) == ["", "", "", "👏", "a", ""]
     assert pieces(tokenizer, ids[:2]) == ["", "", "\ufffd"]
@@ -90,8 +91,8 @@ def test_incomplete_utf8_is_held_back(folders):
 
 def test_runs_of_byte_tokens(folders):
     tokenizer = AutoTokenizer.from_pretrained(folders["stories"])
-    ids = tokenizer.convert_tokens_to_ids(["<0xE4>", "<0xBD>", "<0xA0>", "▁girl", "<0x80>", "▁a"])
-    assert pieces(tokenizer, ids[:4]) == ["", "", "", "你 girl", ""]
+    ids = tokenizer.convert_tokens_to_ids(["<0xE4>", "<0xBD>", "<0xA0>", "▁the", "<0x80>", "▁a"])
+    assert pieces(tokenizer, ids[:4]) == ["", "", "", "你 the", ""]
     assert pieces(tokenizer, ids[:3]) == ["", "", "", "你"]
     # the whole run is invalid then, as the full decoding has it
     assert pieces(tokenizer, [*ids[:3], *ids[4:]]) == ["", "", "", "", "\ufffd" * 4 + " a", ""]
@@ -103,7 +104,7 @@ DECODERS = {
     "strip": decoders.Sequence([decoders.Replace("b", "cc"), decoders.Strip(" ", 1, 0)]),
     "fused strip": decoders.Sequence([decoders.Fuse(), decoders.Sequence([decoders.Strip(" ", 2, 0)])]),
     "metaspace": decoders.Metaspace(),
-    "whole": decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
+    "whole": decoders.Sequence([decoders.Fuse(), decoders.Strip("|", 0, 1)]),
     "ctc": decoders.CTC(),
 }
 
@@ -116,11 +117,11 @@ def test_other_decoders(tmp_path, name):
         rust.decoder = DECODERS[name]
     tokenizer = AutoTokenizer.from_pretrained(write_folder(tmp_path, rust))
 
-    @settings(max_examples=60, deadline=None, database=None)
+    @settings(max_examples=40, deadline=None, database=None)
     @given(st.lists(st.integers(0, 10), max_size=12))
     def check(ids):
-        if name == "whole" and tokenizer.convert_ids_to_tokens(ids)[-1:] == ["  "]:
-            return  # the Rust library panics on stripping an empty rest
+        if name == "whole" and not ids:
+            return  # the Rust library panics there
         assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
 
     check()
