@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from paths import DATA, ROOT, SHARED
 
 from cuformers.auto.causal_lm import AutoModelForCausalLM
-from paths import DATA, ROOT, SHARED
 
 torch.set_num_threads(1)
 STORIES = DATA / "checkpoints/stories260k"
