@@ -5,8 +5,8 @@ import threading
 from typing import Any, Literal
 
 import pytest
-from conftest import write_folder
 from paths import SHARED
+from tokenizer_folders import write_folder
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer as Theirs
 from transformers.utils import get_json_schema

@@ -2,9 +2,9 @@
 """Decoding id by id adds up to decoding all ids at once, for every kind of decoder and any ids."""
 
 import pytest
-from conftest import NAMES, write_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_folders import NAMES, write_folder
 from tokenizers import Tokenizer, decoders, models
 
 from cuformers.auto.detokenizer import IncrementalDecoder

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import NAMES
 from paths import SHARED
+from tokenizer_folders import NAMES
 from tokenizer_texts import random_texts
 from transformers import AutoTokenizer as Theirs
 

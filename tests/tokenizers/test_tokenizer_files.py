@@ -7,7 +7,7 @@ import pickle
 import shutil
 
 import pytest
-from conftest import NAMES, STORIES
+from tokenizer_folders import NAMES, STORIES
 from tokenizer_texts import random_texts
 from tokenizers import AddedToken
 from transformers import AutoTokenizer as Theirs
