@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cuformers.auto.prompts import Prompts, read_prompts
+from cuformers.auto.prompts import Prompts, check_prompts, read_prompts
 from cuformers.engine.group import Group, Trace
 from cuformers.engine.request import Request, Sampling
 from cuformers.generation.build import PrefixFunction, build_processors, fused_warpers
@@ -61,7 +61,8 @@ def generate(
     if inputs is not None and input_ids is not None:
         raise ValueError("inputs and input_ids name the same thing: give one of them.")
     given = inputs if inputs is not None else input_ids
-    width = 1 if given is None else given.shape[-1]
+    check_prompts(given, attention_mask)
+    rows, width = (1, 1) if given is None else given.shape
     config = model.config
     resolved = resolve(
         generation_config,
@@ -69,7 +70,7 @@ def generate(
         options,
         width,
         max_positions=config.max_position_embeddings,
-        batch_size=1 if given is None or given.dim() < 2 else given.shape[0],
+        batch_size=rows,
         has_mask=attention_mask is not None,
     )
     prompts = read_prompts(given, attention_mask, resolved, config.vocab_size)

@@ -23,27 +23,40 @@ class Prompts(NamedTuple):
         return self.padded.shape[1]
 
 
+def check_prompts(inputs: Tensor | None, attention_mask: Tensor | None) -> None:
+    """Raises ValueError where the inputs are no integers [B, S], or the mask does not fit them."""
+    if inputs is None:
+        if attention_mask is not None:
+            raise ValueError("attention_mask needs the input_ids that it belongs to.")
+        return
+    if not isinstance(inputs, Tensor) or inputs.dim() != 2 or inputs.dtype.is_floating_point:
+        raise ValueError(f"input_ids must be an integer tensor of shape [batch, length], got {_kind(inputs)}.")
+    if not len(inputs):
+        raise ValueError("input_ids has no row: there is nothing to continue.")
+    if attention_mask is not None and (not isinstance(attention_mask, Tensor) or attention_mask.shape != inputs.shape):
+        needs = f"a tensor of input_ids' shape {tuple(inputs.shape)}"
+        raise ValueError(f"attention_mask must be {needs}, got {_kind(attention_mask)}.")
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
 def read_prompts(
     inputs: Tensor | None, attention_mask: Tensor | None, resolved: ResolvedGeneration, vocab_size: int
 ) -> Prompts:
-    """Checks prompts and takes the padding out of them.
+    """Takes the padding out of prompts that `check_prompts` has seen.
 
     Without a mask, tokens equal to the pad token are padding where it is not also an end-of-text token, as in
     Transformers.
 
     Raises:
-        ValueError: wrong shapes, an empty row, a token outside the vocabulary, or nothing to start from.
+        ValueError: an empty row, a token outside the vocabulary, or nothing to start from.
     """
     if inputs is None:
         if resolved.bos_token_id is None:
             raise ValueError("generate needs input_ids, as the model has no bos_token_id to start from.")
         inputs = torch.tensor([[resolved.bos_token_id]])
-    if not isinstance(inputs, Tensor) or inputs.dim() != 2 or inputs.dtype.is_floating_point:
-        found = f"{inputs.dtype} of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
-        raise ValueError(f"input_ids must be an integer tensor of shape [batch, length], got {found}.")
-    if attention_mask is not None and attention_mask.shape != inputs.shape:
-        shapes = f"{tuple(attention_mask.shape)} for input_ids of shape {tuple(inputs.shape)}"
-        raise ValueError(f"attention_mask must have input_ids' shape, got {shapes}.")
     pad = resolved.pad_token_id
     if attention_mask is None and pad is not None and pad not in resolved.eos_token_ids:
         attention_mask = inputs != pad
