@@ -104,7 +104,7 @@ def batches(args: argparse.Namespace, first: int):
     ends = json.loads((args.teacher / "generation_config.json").read_text()).get("eos_token_id", 2)
     ends = set(ends if isinstance(ends, list) else [ends]) | {0}
     how = Sampling(temperature=args.temperature, top_p=args.top_p, top_k=50, repetition_penalty=args.penalty)
-    sampler = Sampler(model, args.rows, 96, args.new, how, graph=device == "cuda" and not args.no_graph)
+    sampler = Sampler(model, args.rows, 64, args.new, how, graph=device == "cuda" and not args.no_graph)
     index = first
     while True:
         rng = random.Random(f"{args.seed}-{index}")
