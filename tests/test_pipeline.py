@@ -64,7 +64,7 @@ def theirs():
         ("", {}),
         (TEXTS[0], {"skip_special_tokens": False, "add_special_tokens": False}),
         (TEXTS[1], {"truncation": True, "tokenizer_encode_kwargs": {"max_length": 6}}),
-        (TEXTS[1], {"handle_long_generation": "hole", "max_new_tokens": 505}),
+        (TEXTS[1], {"padding": "max_length", "tokenizer_encode_kwargs": {"max_length": 30}, "return_tensors": True}),
         (TEXTS[0], {"stop_sequence": ".", "max_new_tokens": 60}),
         (TEXTS[0], {"prefix": "Lily was sad. "}),
         (TEXTS, {"batch_size": 3, "repetition_penalty": 1.3, "max_new_tokens": 20}),
@@ -79,6 +79,16 @@ def theirs():
 def test_answers_are_transformers(ours, theirs, given, options):
     options = {**GREEDY, **options}
     assert ours(given, **options) == theirs(given, **options)
+
+
+def test_a_hole_is_cut_where_the_answer_needs_room(ours, theirs, monkeypatch):
+    for pipe in (ours, theirs):
+        monkeypatch.setattr(pipe.tokenizer, "model_max_length", 20)
+    options = {**GREEDY, "handle_long_generation": "hole", "return_tensors": True}
+    (answer,) = ours(TEXTS[1], **options)
+    assert [answer] == theirs(TEXTS[1], **options) and len(answer["generated_token_ids"]) == 20
+    with pytest.raises(ValueError, match="model_max_length=20"):
+        ours(TEXTS[1], **{**options, "max_new_tokens": 20})
 
 
 def test_streams_answer_one_by_one_as_they_are_asked_for(ours, theirs):
@@ -194,7 +204,6 @@ def test_mistakes_in_making_one(arguments, text):
         (TEXTS[0], {"return_full_text": True, "return_text": True}, "exclude each other"),
         (TEXTS[0], {"return_text": False}, "return_text=False"),
         (TEXTS[0], {"handle_long_generation": "pit"}, "None or 'hole'"),
-        (TEXTS[0], {"handle_long_generation": "hole", "max_new_tokens": 600}, "model_max_length=512"),
         (5, {}, "text_inputs=5"),
         ({"role": "user", "content": "Hi"}, {}, "put the message into a list"),
         ([TEXTS[0], 5], {}, "an element of text_inputs=5"),

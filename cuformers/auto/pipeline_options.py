@@ -64,6 +64,10 @@ class TextOptions:
         """Whether token ids are returned."""
         return bool(self.return_tensors)
 
+    def goes_on(self, by_itself: bool) -> bool:
+        """Whether a chat's last message is continued; `by_itself`: where nobody says."""
+        return by_itself if self.continue_final_message is None else self.continue_final_message
+
     def changed(self, options: Mapping[str, Any]) -> "TextOptions":
         """With the options of a call; None leaves a value as it is. What is returned, a call says anew."""
         given = {name: value for name, value in options.items() if value is not None}
