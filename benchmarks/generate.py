@@ -9,6 +9,7 @@ import argparse
 import gc
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,13 +68,10 @@ def measure(rows: Rows, name: str, who: str, model: Any, options: argparse.Names
     for batch in options.batches:
         ids = torch.randint(0, 150000 % shape["vocab_size"], (batch, options.prompt), device="cuda")
         mask = torch.ones_like(ids)
-        first, seconds = timed(
-            lambda: model.generate(
-                input_ids=ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=None, do_sample=False,
-                pad_token_id=0, eos_token_id=None, **kwargs,
-            ),
-            options.repeats,
-        )  # fmt: skip
+        arguments = dict(
+            input_ids=ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+        first, seconds = timed(partial(model.generate, **arguments, **kwargs), options.repeats)
         rows.add(
             what="generate", shape=name, who=who, batch=batch, prompt=options.prompt, new=new,
             seconds=round(seconds, 5), first_call_seconds=round(first, 3),

@@ -1,5 +1,6 @@
 """AutoModelForCausalLM: from a checkpoint or a configuration to a model, in one written order."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from cuformers.base.log import notice
 from cuformers.checkpoint.index import Index
 from cuformers.checkpoint.load import load_weights
 from cuformers.checkpoint.materialize import initialize, materialize
-from cuformers.checkpoint.resolve import FOLDER_PATTERNS, resolve_folder
+from cuformers.checkpoint.placement import DeviceMap, DeviceSpec
+from cuformers.checkpoint.resolve import folder_patterns, resolve_folder
 from cuformers.generation.config import GenerationConfig
 from cuformers.models.config import ModelConfig
 from cuformers.models.registry import find
@@ -23,15 +25,15 @@ from cuformers.nn.norm import RMSNorm
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 WITHOUT_MEANING = ("low_cpu_mem_usage", "_fast_init", "use_safetensors", "weights_only")
 """Arguments of Transformers whose effect we always have."""
+DERIVED = ("*.rotary_emb.inv_freq",)
+"""Tensors of older checkpoints that are computed from the configuration."""
 
 
 class AutoModelForCausalLM:
     """Makes causal language models; it is never instantiated itself."""
 
     def __init__(self) -> None:
-        raise TypeError(
-            "AutoModelForCausalLM is made with AutoModelForCausalLM.from_pretrained(name_or_path) or from_config(config)."
-        )
+        raise TypeError("AutoModelForCausalLM has from_pretrained(name_or_path) and from_config(config) to make a model.")
 
     @classmethod
     def from_pretrained(
@@ -40,8 +42,8 @@ class AutoModelForCausalLM:
         *,
         config: ModelConfig | None = None,
         dtype: str | torch.dtype = "auto",
-        device_map: str | int | torch.device | dict[str, Any] | None = None,
-        max_memory: dict[int | str, int | str] | None = None,
+        device_map: DeviceMap | None = None,
+        max_memory: Mapping[DeviceSpec, int | str] | None = None,
         attn_implementation: str | None = None,
         kernels: str = "auto",
         generation_config: GenerationConfig | None = None,
@@ -59,7 +61,7 @@ class AutoModelForCausalLM:
 
         Args:
             config: replaces the checkpoint's own.
-            dtype: of the weights: "auto" takes the checkpoint's, else "bfloat16", "float16", "float32" or a torch.dtype.
+            dtype: of the weights: "auto" takes the checkpoint's; else "bfloat16", "float16", "float32", or torch's own.
             device_map: "cuda", "cuda:1", 1, "cpu", a torch.device, "auto", or a dict from module to device. None takes
                 the GPU where there is one.
             max_memory: bytes to use of each device, for "auto": {0: "20GiB", "cpu": "30GiB"}.
@@ -80,10 +82,10 @@ class AutoModelForCausalLM:
         overrides = _take_aliases(overrides)
         if "torch_dtype" in overrides:
             dtype = overrides.pop("torch_dtype")
-        where = dict(
+        where: dict[str, Any] = dict(
             revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only, subfolder=subfolder
         )
-        folder = resolve_folder(pretrained_model_name_or_path, patterns=FOLDER_PATTERNS, **where)
+        folder = resolve_folder(pretrained_model_name_or_path, patterns=folder_patterns(variant), **where)
         if config is None:
             config = AutoConfig.from_pretrained(folder, **overrides)
         elif overrides:
@@ -93,7 +95,7 @@ class AutoModelForCausalLM:
         wanted = _dtype(dtype) or config.dtype or _dtype_of(index)
         placement = place(model, device_map, max_memory, wanted)
         materialize(model, placement.device_of, lambda name: wanted)
-        load_weights(model, index, model.spec.weight_map, progress=progress)
+        load_weights(model, index, model.spec.weight_map, ignore_unexpected=DERIVED, progress=progress)
         model.follow(placement)
         model.name_or_path = str(pretrained_model_name_or_path)
         model.generation_config = generation_config or _generation_config(folder, config)
@@ -105,7 +107,7 @@ class AutoModelForCausalLM:
         config: ModelConfig,
         *,
         dtype: str | torch.dtype = "auto",
-        device_map: str | int | torch.device | dict[str, Any] | None = None,
+        device_map: DeviceMap | None = None,
         attn_implementation: str | None = None,
         kernels: str = "auto",
         seed: int | None = None,

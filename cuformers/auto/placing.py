@@ -46,7 +46,8 @@ def place(
 
 def needs(model: PreTrainedModel, dtype: torch.dtype) -> Needs:
     """Bytes of each part of a model, of its cache, and of what a GPU keeps free."""
-    parts = {"model.embed_tokens": model.model.embed_tokens, **dict(model.named_layers()), "model.norm": model.model.norm}
+    decoder = model.model
+    parts = {"model.embed_tokens": decoder.embed_tokens, **dict(model.named_layers()), "model.norm": decoder.norm}
     units = {name: sum(p.numel() for p in part.parameters()) * dtype.itemsize for name, part in parts.items()}
     units["lm_head"] = 0 if model.head.tied else model.lm_head.weight.numel() * dtype.itemsize
     spec = model.model.attention_specs[0]

@@ -20,7 +20,7 @@ VARIABLES = (
     Variable("LOCAL_RANK", "set by torchrun: which GPU this process should use"),
     Variable("CUFORMERS_QUIET", "1: no notices on stderr"),
     Variable("CUFORMERS_NO_PROGRESS", "1: no progress bars"),
-    Variable("TRITON_INTERPRET", "1: Triton kernels run in its CPU interpreter (Triton; read when kernels are imported)"),
+    Variable("TRITON_INTERPRET", "1: kernels run in Triton's CPU interpreter (read when they are imported)"),
 )
 _NAMES = frozenset(v.name for v in VARIABLES)
 

@@ -28,8 +28,7 @@ class Capacity:
 
     def covers(self, other: "Capacity") -> bool:
         """Whether work that needs `other` fits."""
-        pairs = ((self.slots, other.slots), (self.length, other.length), (self.pages, other.pages), (self.eos, other.eos))
-        return all(have >= need for have, need in pairs)
+        return self == self.joined(other)
 
     def joined(self, other: "Capacity") -> "Capacity":
         """The larger of both in every size."""

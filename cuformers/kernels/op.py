@@ -94,4 +94,5 @@ class Op:
                 return Choice(op=self.name, implementation=candidate, refused=refused)
             refused[candidate.name] = reason
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-        raise ValueError(f"no implementation of {self.name} serves {problem}: {reasons}. kernels='auto' takes one that can.")
+        remedy = "kernels='auto' takes one that can."
+        raise ValueError(f"no implementation of {self.name} serves {problem}: {reasons}. {remedy}")

@@ -120,7 +120,8 @@ class ModelConfig:
     def rope_spec(self, parameters: dict[str, Any]) -> RopeSpec:
         """One dict of rope_parameters as a RopeSpec."""
         known = {f.name for f in fields(RopeSpec)} - {"dim", "max_position_embeddings"}
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in parameters.items() if k in known}
+        values: dict[str, Any] = {k: v for k, v in parameters.items() if k in known}
+        values |= {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
         assert self.head_dim is not None
         share = parameters.get("partial_rotary_factor")
         share = 1.0 if share is None else share
@@ -140,9 +141,11 @@ class ModelConfig:
         """Reads what config.json holds; keys that nobody understands are said in one notice and kept."""
         values = {k: v for k, v in raw.items() if k not in ("torch_dtype", "dtype")}
         own = {f.name for f in fields(cls)} - {"extra", "dtype"}
-        given = {k: v for k, v in values.items() if k in own and not (v is None and _has_default(cls, k))}
+        nulls = {k for k, v in values.items() if k in own and v is None and _has_default(cls, k)}
+        given: dict[str, Any] = {k: v for k, v in values.items() if k in own - nulls}
         extra = {k: v for k, v in values.items() if k not in own}
-        config = cls(**given, extra=extra, dtype=_read_dtype(raw.get("dtype", raw.get("torch_dtype"))))
+        given |= {"extra": extra, "dtype": _read_dtype(raw.get("dtype", raw.get("torch_dtype")))}
+        config = cls(**given)
         check_config(config)
         unknown = sorted(k for k in config.extra if k not in HARMLESS)
         if unknown:

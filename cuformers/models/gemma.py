@@ -100,7 +100,7 @@ class Gemma3TextConfig(Gemma2Config):
 
 
 def _gemma2(config: Gemma2Config) -> Decoder:
-    return _decoder(config, {kind: "default" for kind in (FULL, SLIDING)}, qk_norm=None)
+    return _decoder(config, dict.fromkeys((FULL, SLIDING), "default"), qk_norm=None)
 
 
 def _gemma3(config: Gemma3TextConfig) -> Decoder:

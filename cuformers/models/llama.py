@@ -130,8 +130,11 @@ def _smollm3(config: SmolLM3Config) -> Decoder:
 
 
 def _granite(config: GraniteConfig) -> Decoder:
-    scales = {"scale": config.attention_multiplier, "residual_scale": config.residual_multiplier}
-    layers = [_layer(config, i, mlp_bias=config.mlp_bias, **scales) for i in range(config.num_hidden_layers)]
+    scale, residual = config.attention_multiplier, config.residual_multiplier
+    layers = [
+        _layer(config, i, mlp_bias=config.mlp_bias, scale=scale, residual_scale=residual)
+        for i in range(config.num_hidden_layers)
+    ]
     return _decoder(config, layers, embed_scale=config.embedding_multiplier)
 
 

@@ -5,6 +5,7 @@ overlap; the speed is that of the link. Storage that parameters share is copied 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,22 +32,22 @@ class Offload:
         for index, layer in enumerate(self.layers):
             _pin(layer)
             self._homes.append({name: p.data for name, p in layer.named_parameters()})
-            layer.register_forward_pre_hook(lambda module, args, index=index: self._enter(index))
-            layer.register_forward_hook(lambda module, args, output, index=index: self._leave(index))
+            layer.register_forward_pre_hook(partial(self._enter, index))
+            layer.register_forward_hook(partial(self._leave, index))
 
-    def _enter(self, index: int) -> None:
+    def _enter(self, index: int, layer: nn.Module, args: object) -> None:
         copy = self._copies.pop(index, None) or self._start(index)
         following = (index + 1) % len(self.layers)
         if following != index and following not in self._copies:
             self._copies[following] = self._start(following)
         here = streams.current(self.device)
         streams.wait(here, copy.ready)
-        for name, parameter in self.layers[index].named_parameters():
+        for name, parameter in layer.named_parameters():
             streams.keep_until_done(copy.tensors[name], here)
             parameter.data = copy.tensors[name]
 
-    def _leave(self, index: int) -> None:
-        for name, parameter in self.layers[index].named_parameters():
+    def _leave(self, index: int, layer: nn.Module, args: object, output: object) -> None:
+        for name, parameter in layer.named_parameters():
             parameter.data = self._homes[index][name]
 
     def _start(self, index: int) -> _Copy:

@@ -257,7 +257,8 @@ class RotarySet(nn.Module):
     @property
     def switch_length(self) -> int | None:
         """Length at which the factors of all earlier tokens change too (LongRoPE), so that no cached key is right."""
-        long = [r.spec.original + 1 for r in self.by_name.values() if r.spec.rope_type == "longrope"]  # type: ignore[union-attr]
+        specs = [rotary.spec for rotary in self.by_name.values() if isinstance(rotary, Rotary)]
+        long = [spec.original + 1 for spec in specs if spec.rope_type == "longrope"]
         return min(long, default=None)
 
     def forward(self, step: Step) -> dict[str, RopeRows | None]:

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from cuformers.nn.attention.block import Attention
+from cuformers.nn.mlp import GatedMLP
 from cuformers.nn.project import rows_as_one
 
 
@@ -13,7 +15,7 @@ def lay_in_rows(model: nn.Module) -> None:
     of one group more while it works.
     """
     for module in model.modules():
-        for names in module.storage_groups() if hasattr(module, "storage_groups") else ():
+        for names in module.storage_groups() if isinstance(module, (Attention, GatedMLP)) else ():
             parameters = [module.get_parameter(name) for name in names]
             with torch.no_grad():
                 if rows_as_one(parameters) is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ class Spread:
         self._last: tuple[Step, torch.device, Step] | None = None
         self._tables: dict[tuple[int, torch.device], Tensor] = {}
         for layer, device in zip(layers, devices):
-            layer.register_forward_pre_hook(lambda module, args, device=device: self._enter(args, device))
+            layer.register_forward_pre_hook(partial(self._enter, device))
         layers[-1].register_forward_hook(lambda module, args, output: output.to(home, non_blocking=True))
 
-    def _enter(self, args: tuple[Tensor, Step], device: torch.device) -> tuple[Tensor, Step]:
+    def _enter(self, device: torch.device, layer: nn.Module, args: tuple[Tensor, Step]) -> tuple[Tensor, Step]:
         x, step = args
         if step.positions.device == device:
             return x.to(device, non_blocking=True), step

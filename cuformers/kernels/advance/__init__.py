@@ -5,6 +5,7 @@
 sampled is [B], int64; `state` is a `DecodeState` of B rows.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -37,11 +38,14 @@ class DecodeState(NamedTuple):
 
     def rows(self, start: int, stop: int) -> "DecodeState":
         """The state of some rows, as views."""
-        return DecodeState(*(x[start:stop] if isinstance(x, Tensor) else x for x in self))
+        return self._replace(**{name: x[start:stop] for name, x in self._tensors()})
 
     def picked(self, index: Tensor) -> "DecodeState":
         """A copy of the state of the rows at `index` [n], int64."""
-        return DecodeState(*(x[index] if isinstance(x, Tensor) else x for x in self))
+        return self._replace(**{name: x[index] for name, x in self._tensors()})
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, x) for name, x in self._asdict().items() if isinstance(x, Tensor))
 
 
 def _reference():
@@ -56,11 +60,10 @@ def _triton():
     return advance
 
 
-INFER = frozenset({"infer"})
 OP = Op(
     "advance",
     (
-        Implementation(name="triton", load=_triton, modes=INFER, dtypes=FLOATS, min_capability=(8, 0)),
+        Implementation(name="triton", load=_triton, modes=frozenset({"infer"}), dtypes=FLOATS, min_capability=(8, 0)),
         Implementation(name="reference", load=_reference, dtypes=FLOATS | {torch.float64}),
     ),
 )

@@ -40,4 +40,4 @@ class EagerAttention:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
         assert step.query_lengths is not None, "eager attention needs the lengths on the host"
         parts = zip(*(x.split(step.query_lengths) for x in (q, k, v)))
-        return torch.cat([eager_attention(*part, spec) for part in parts])
+        return torch.cat([eager_attention(q, k, v, spec) for q, k, v in parts])

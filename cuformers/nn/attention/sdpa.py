@@ -44,7 +44,8 @@ class SdpaAttention:
         if fits and (size is None or windowed):
             return torch_varlen(q, k, v, spec, step)
         if size is not None:
-            return _dense(*(x.unflatten(0, (-1, size)) for x in (q, k, v)), spec).flatten(0, 1)
+            q, k, v = (x.unflatten(0, (-1, size)) for x in (q, k, v))
+            return _dense(q, k, v, spec).flatten(0, 1)
         assert step.query_lengths is not None, "lengths that only the device knows are for varlen_attn"
         parts = zip(*(x.split(step.query_lengths) for x in (q, k, v)))
-        return torch.cat([_dense(*(x[None] for x in part), spec)[0] for part in parts])
+        return torch.cat([_dense(q[None], k[None], v[None], spec)[0] for q, k, v in parts])
