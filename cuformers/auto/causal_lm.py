@@ -33,7 +33,7 @@ class AutoModelForCausalLM:
     """Makes causal language models; it is never instantiated itself."""
 
     def __init__(self) -> None:
-        raise TypeError("AutoModelForCausalLM has from_pretrained(name_or_path) and from_config(config) to make a model.")
+        raise TypeError("AutoModelForCausalLM makes models with from_pretrained(name_or_path) or from_config(config).")
 
     @classmethod
     def from_pretrained(
