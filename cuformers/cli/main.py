@@ -1,5 +1,6 @@
 """The command `cuformers <verb>`: chooses the GPUs, then imports the verb's module and calls its `main(argv)`."""
 
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -14,6 +15,7 @@ VERBS = {
     "chat": "talk with a model",
 }
 USAGE_ERROR = 2
+CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells do
 INTERRUPTED = 130  # 128 + SIGINT, as shells do
 
 
@@ -28,7 +30,13 @@ class Arguments(NamedTuple):
 
 def run() -> None:
     """Entry point of the installed command."""
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = CLOSED_PIPE
+    sys.exit(code)
 
 
 def main(argv: Sequence[str]) -> int:
