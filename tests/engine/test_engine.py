@@ -1,0 +1,217 @@
+"""The engine gives each request the tokens it would get alone: in waves, with a late host, after errors and stops."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from models.checkpoints import oracle, shared, tokens
+from torch import Tensor
+
+from cuformers.base.errors import OutOfDeviceMemory
+from cuformers.engine import engine as engine_module
+from cuformers.engine.capacity import Capacity, needed
+from cuformers.engine.engine import Engine
+from cuformers.engine.group import Group
+from cuformers.engine.request import Finish, Request, Sampling
+from cuformers.generation.logits_processors import RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
+
+LENGTHS = (5, 70, 1, 33, 12, 64, 3)
+NEW = 24
+
+
+def make(name: str = "llama", lag: bool = False) -> Engine:
+    """An engine of its own; with `lag` the host is two steps late, as on a GPU."""
+    engine = Engine(shared(name), shared(name).backend)
+    engine.on_gpu = lag
+    return engine
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    return [tokens(1, n, seed=n)[0].tolist() for n in lengths or LENGTHS]
+
+
+def run(engine: Engine, many: list[list[int]], count: int = NEW, **options) -> list[Request]:
+    requests = [Request(prompt=p, max_new_tokens=count, **options) for p in many]
+    engine.run(requests)
+    return requests
+
+
+def alone(name: str, many: list[list[int]], count: int = NEW) -> list[list[int]]:
+    cached = name != "phi3-longrope"
+    return [
+        oracle(name).generate(torch.tensor([p]), attention_mask=torch.ones(1, len(p)), max_new_tokens=count,
+                              do_sample=False, eos_token_id=None, use_cache=cached)[0, len(p) :].tolist()
+        for p in many
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Lets engines have so many rows and pages, whatever the machine has."""
+
+    def limit(slots: int, pages: int) -> None:
+        capacity = Capacity(slots=slots, length=256, pages=pages, eos=8)
+        monkeypatch.setattr(engine_module, "needed", lambda *_: capacity)
+
+    return limit
+
+
+@pytest.mark.parametrize("lag", [False, True])
+@pytest.mark.parametrize("slots, pages", [(1, 2), (2, 4), (3, 3), (8, 5)])
+@pytest.mark.parametrize("name", ["llama", "phi3-longrope", "gemma3_text"])
+def test_waves(name: str, slots: int, pages: int, lag: bool, tiny: Callable) -> None:
+    tiny(slots, pages)
+    requests = run(make(name, lag), prompts())
+    assert [r.generated for r in requests] == expected(name)
+    assert all(r.finish is Finish.LENGTH and not r.pages and r.slot == -1 for r in requests)
+
+
+_EXPECTED: dict[str, list[list[int]]] = {}
+
+
+def expected(name: str) -> list[list[int]]:
+    if name not in _EXPECTED:
+        _EXPECTED[name] = alone(name, prompts())
+    return _EXPECTED[name]
+
+
+@pytest.mark.parametrize("lag", [False, True])
+def test_a_pool_full_of_nan_changes_nothing(lag: bool, tiny: Callable) -> None:
+    tiny(3, 6)
+    engine = make("gemma3_text", lag)
+    run(engine, prompts(4))
+    assert engine.runner is not None
+    for layer in engine.runner.cache.layers:
+        layer.fill_(float("nan"))
+    assert [r.generated for r in run(engine, prompts())] == expected("gemma3_text")
+
+
+@pytest.mark.parametrize("lag", [False, True])
+def test_stopped_requests_hand_their_rows_on(lag: bool, tiny: Callable) -> None:
+    """Every other request is stopped from outside; whoever takes its row and pages is not disturbed."""
+    tiny(2, 4)
+    many = prompts()
+    requests = [
+        Request(prompt=p, max_new_tokens=NEW, on_token=(lambda r, t: len(r.generated) == 3) if i % 2 else None)
+        for i, p in enumerate(many)
+    ]
+    make(lag=lag).run(requests)
+    for i, (request, whole) in enumerate(zip(requests, expected("llama"))):
+        assert request.generated == (whole[:3] if i % 2 else whole)
+        assert request.finish is (Finish.STOPPED if i % 2 else Finish.LENGTH)
+
+
+@pytest.mark.parametrize("lag", [False, True])
+def test_eos_of_each_request(lag: bool, tiny: Callable) -> None:
+    tiny(2, 4)
+    many = prompts()
+    requests = [Request(prompt=p, max_new_tokens=NEW, eos=(e[i], 127)) for i, (p, e) in
+                enumerate(zip(many, expected("llama")))]  # fmt: skip
+    make(lag=lag).run(requests)
+    for i, (request, whole) in enumerate(zip(requests, expected("llama"))):
+        end = min(whole.index(t) for t in (whole[i], 127) if t in whole)
+        assert request.generated == whole[: end + 1] and request.finish is Finish.EOS
+
+
+@pytest.mark.parametrize("lag", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_of_the_users_code_leaves_the_engine_usable(error: type, lag: bool, tiny: Callable) -> None:
+    tiny(2, 4)
+    engine = make(lag=lag)
+
+    def fails(request: Request, token: int) -> bool:
+        if len(request.generated) == 4:
+            raise error("of the user")
+        return False
+
+    with pytest.raises(error, match="of the user"):
+        run(engine, prompts(), on_token=fails)
+    assert engine.runner is not None and not engine.runner.rows.decode.lengths.any()
+    assert [r.generated for r in run(engine, prompts())] == expected("llama")
+
+
+def test_a_processor_that_fails_leaves_the_engine_usable() -> None:
+    engine = make()
+
+    class Fails(SuppressTokensLogitsProcessor):
+        def process(self, rows: object, scores: Tensor) -> Tensor:
+            raise RuntimeError("of the user")
+
+    with pytest.raises(RuntimeError, match="of the user"):
+        engine.run([Request(prompt=[5, 6], max_new_tokens=4)], (Group(processors=[Fails([1])]),))
+    assert [r.generated for r in run(engine, prompts())] == expected("llama")
+
+
+@pytest.mark.parametrize("lag", [False, True])
+def test_calls_with_different_processors_share_a_batch(lag: bool, tiny: Callable) -> None:
+    """Four groups over rows that come and go: each request is as with its own processors alone."""
+    tiny(4, 7)
+    makes: list[Callable[[], Group]] = [
+        Group,
+        lambda: Group(processors=[RepetitionPenaltyLogitsProcessor(1.5)]),
+        lambda: Group(processors=[SuppressTokensLogitsProcessor(list(range(3, 60)))], keep_scores=True),
+        lambda: Group(keep_logits=True),
+    ]
+    many = prompts()
+
+    def requests() -> list[Request]:
+        return [Request(prompt=p, max_new_tokens=6 + 3 * i, group=i % 4) for i, p in enumerate(many)]
+
+    together, groups = requests(), [m() for m in makes]
+    make(lag=lag).run(together, groups)
+    for request, one in zip(together, requests()):
+        group = makes[request.group]()
+        one.group = 0
+        make().run([one], (group,))
+        assert request.generated == one.generated
+        kept = groups[request.group].traces.get(request)
+        if kept is not None:
+            mine, own = ([*t.logits, *t.scores] for t in (kept, group.traces[one]))
+            for a, b in zip(mine[: len(one.generated)], own):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("lag", [False, True])
+def test_greedy_and_drawn_requests_share_a_batch(lag: bool, tiny: Callable) -> None:
+    tiny(3, 6)
+    ways = [Sampling(), Sampling(temperature=1.0, seed=3), Sampling(temperature=0.7, top_k=9, top_p=0.9, seed=4)]
+    requests = [Request(prompt=p, max_new_tokens=NEW, sampling=ways[i % 3]) for i, p in enumerate(prompts())]
+    make(lag=lag).run(requests)
+    for i, request in enumerate(requests):
+        (single,) = run(make(), [request.prompt], sampling=ways[i % 3])
+        assert request.generated == single.generated
+        assert i % 3 or request.generated == expected("llama")[i]
+
+
+def test_buffers_stay_where_the_work_fits_and_grow_where_it_does_not() -> None:
+    engine = make()
+    run(engine, prompts(3, 4), 4)
+    first = engine.runner
+    assert first is not None
+    for lengths, count in [((9,), 100), ((1, 2), 3), ((70,), 5)]:
+        run(engine, prompts(*lengths), count)
+        assert engine.runner is first, "nothing is made anew for lengths and batches that fit"
+    assert [r.generated for r in run(engine, prompts())] == expected("llama")
+    grown = engine.runner
+    assert grown is not None and grown is not first and grown.capacity.slots == 8
+    run(engine, prompts(3), 4)
+    assert engine.runner is grown, "it does not shrink"
+
+
+def test_a_request_that_can_never_run_is_refused_before_anything_runs(tiny: Callable) -> None:
+    tiny(2, 2)
+    small = Request(prompt=[5], max_new_tokens=4)
+    engine = make()
+    with pytest.raises(ValueError, match="needs 3 pages of the cache, which has 2"):
+        engine.run([small, Request(prompt=[5] * 100, max_new_tokens=90)])
+    assert not small.generated and small.finish is None
+    assert len(run(engine, [[5]], 4)[0].generated) == 4
+
+
+def test_memory_that_does_not_hold_the_longest_request() -> None:
+    request = Request(prompt=[5] * 100, max_new_tokens=156)
+    with pytest.raises(OutOfDeviceMemory, match=r"256 tokens needs.*available: shorten"):
+        needed([request], page_size=64, page_bytes=1000, free=4000)
+    some = needed([request] * 40, page_size=64, page_bytes=1000, free=20_000)
+    assert some.pages == 18 and some.slots == 64, "as many pages as the memory's share allows; the rest waits"
+    assert needed([request] * 1000, page_size=64, page_bytes=1, free=10**9).slots == 256
