@@ -50,9 +50,9 @@ def _power_of_two(n: int) -> int:
 
 
 def _fma(N: int, K: int, gated: bool, num_sms: int) -> SkinnyConfig:
-    divisor = K & -K
-    block_k = min(divisor, 1024) if divisor >= 256 else min(_power_of_two(K), 1024)
     num_warps = 4 if K <= 4096 else 8
+    # 8 columns a thread: loads of 16 bytes. A last chunk that K does not fill is masked.
+    block_k = min(256 * num_warps, _power_of_two(K))
     block_n = 1
     # More rows per program while the card still gets 5 programs a multiprocessor and a thread holds 128 bytes at most.
     while -(-N // (2 * block_n)) >= 5 * num_sms and 2 * block_n * _bytes_per_thread(K, gated, num_warps) <= 128:
