@@ -190,6 +190,7 @@ class Rotary(nn.Module):
         super().__init__()
         self.spec = spec
         self._table: RopeRows | None = None
+        self._outgrown: list[RopeRows] = []
 
     def reserve(self, length: int, device: torch.device) -> None:
         """Makes the tables hold positions 0 .. length - 1.
@@ -200,6 +201,9 @@ class Rotary(nn.Module):
         table = self._table
         if table is not None and table.cos.device == device and table.rows.numel() >= length:
             return
+        same_place = table is not None and table.cos.device == device
+        # A captured graph may still read the smaller table, so it stays; sizes double, so all together are small.
+        self._outgrown = [*self._outgrown, table] if table is not None and same_place else []
         size = max(1024, 1 << (length - 1).bit_length())
         positions = torch.arange(size, dtype=torch.int32, device=device)
         angles = positions.float()[:, None] * frequency_sets(self.spec).to(device)[:, None, :]  # [sets, size, dim / 2]
@@ -215,14 +219,14 @@ class Rotary(nn.Module):
         assert self._table is not None
         rows = step.positions
         if self.spec.rope_type == "longrope":
-            beyond = _of_tokens(step.lengths > self.spec.original, step)
+            beyond = _of_tokens(_reached(step) > self.spec.original, step)
             rows = rows + beyond.int() * self._table.rows.numel()  # the second half of the table holds the long set
         return RopeRows(self._table.cos, self._table.sin, rows)
 
     def _dynamic_rows(self, step: Step) -> RopeRows:
         spec = self.spec
         assert spec.factor
-        length = step.lengths.clamp(min=spec.limit).float()
+        length = _reached(step).clamp(min=spec.limit).float()
         stretch = (spec.factor * length / spec.limit) - (spec.factor - 1)
         base = spec.rope_theta * stretch ** (spec.dim / (spec.dim - 2))  # [N]
         exponents = torch.arange(0, spec.dim, 2, dtype=torch.float32, device=base.device) / spec.dim
@@ -230,6 +234,14 @@ class Rotary(nn.Module):
         angles = step.positions.float()[:, None] * _of_tokens(freqs, step)
         rows = torch.arange(step.positions.numel(), dtype=torch.int32, device=base.device)
         return RopeRows(angles.cos(), angles.sin(), rows)
+
+
+def _reached(step: Step) -> Tensor:
+    """[N]: the length that each sequence has reached by its last position, which need not count from zero."""
+    if step.phase == "decode":
+        return step.lengths
+    assert step.cu_seqlens is not None, "a full step carries cu_seqlens"
+    return step.positions[(step.cu_seqlens[1:] - 1).long()] + 1
 
 
 def _of_tokens(per_sequence: Tensor, step: Step) -> Tensor:
