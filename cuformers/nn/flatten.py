@@ -39,17 +39,22 @@ def flatten(input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tens
     shape = (input_ids.shape[0], input_ids.shape[1])
     if attention_mask is not None and tuple(attention_mask.shape) != shape:
         raise ValueError(f"attention_mask must have input_ids' shape {shape}, got {_describe(attention_mask)}.")
-    if position_ids is not None and tuple(position_ids.shape) not in (shape, (1, shape[1])):
-        raise ValueError(f"position_ids must have shape {shape} or {(1, shape[1])}, got {_describe(position_ids)}.")
+    if position_ids is not None and (
+        tuple(position_ids.shape) not in (shape, (1, shape[1])) or position_ids.dtype.is_floating_point
+    ):
+        allowed = f"integers of shape {shape} or {(1, shape[1])}"
+        raise ValueError(f"position_ids must be {allowed}, got {_describe(position_ids)}.")
+    if position_ids is not None:
+        position_ids = position_ids.to(input_ids.device).expand(shape)
     count = torch.arange(shape[1], device=input_ids.device).expand(shape)
     real = None if attention_mask is None else attention_mask.to(input_ids.device) != 0
     lengths = (shape[1],) * shape[0] if real is None else tuple(real.sum(1).tolist())
-    largest = shape[1] - 1 if position_ids is None else int(position_ids.max()) if position_ids.numel() else 0
+    largest = shape[1] - 1 if position_ids is None else _largest(position_ids, real)
     if real is None or min(lengths, default=0) == shape[1]:
-        positions = count if position_ids is None else position_ids.expand(shape)
+        positions = count if position_ids is None else position_ids
         kept = lengths if shape[1] else ()
         return FlatBatch(input_ids.flatten(), positions.flatten(), kept, largest, None, shape)
-    positions = count - real.int().argmax(1, keepdim=True) if position_ids is None else position_ids.expand(shape)
+    positions = count - real.int().argmax(1, keepdim=True) if position_ids is None else position_ids
     places = real.flatten().nonzero()[:, 0]
     return FlatBatch(
         input_ids.flatten()[places],
@@ -59,6 +64,17 @@ def flatten(input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tens
         places,
         shape,
     )
+
+
+def _largest(positions: Tensor, real: Tensor | None) -> int:
+    """The largest position of a real token; what stands at padding does not count."""
+    if not positions.numel():
+        return 0
+    counted = positions if real is None else positions.masked_fill(~real, 0)
+    low, high = torch.stack(counted.aminmax()).tolist()
+    if low < 0:
+        raise ValueError(f"position_ids must be 0 or more at real tokens, got {low}.")
+    return high
 
 
 def restore(stream: Tensor, batch: FlatBatch) -> Tensor:
