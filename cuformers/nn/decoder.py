@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec
@@ -65,7 +64,7 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, step: Step) -> Tensor:
         """Tokens [T] -> hidden states [T, H], before the final norm."""
         step = replace(step, rope=self.rotary(step))
-        x = F.embedding(tokens, self.embed_tokens.weight)
+        x = self.embed_tokens(tokens)
         if self.embed_scale != 1.0:
             x = x * torch.tensor(self.embed_scale, dtype=x.dtype)
         for layer in self.layers:

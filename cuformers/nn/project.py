@@ -15,8 +15,10 @@ from cuformers.kernels.table import Kernels
 from cuformers.nn.norm import RMSNorm
 
 
-def _is_plain(leaf: nn.Module) -> bool:
-    return type(leaf) is nn.Linear and not (leaf._forward_hooks or leaf._forward_pre_hooks)
+def is_plain(leaf: nn.Module) -> bool:
+    """Whether a module is an nn.Linear that nobody has hooked, patched or replaced, so that its weight is all of it."""
+    hooks = (leaf._forward_hooks, leaf._forward_pre_hooks, leaf._backward_hooks, leaf._backward_pre_hooks)
+    return type(leaf) is nn.Linear and not any(hooks) and "forward" not in vars(leaf)
 
 
 def rows_as_one(parts: Sequence[Tensor]) -> Tensor | None:
@@ -38,7 +40,7 @@ def rows_as_one(parts: Sequence[Tensor]) -> Tensor | None:
 
 def fused(leaves: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None] | None:
     """Weight [sum N, K] and bias [sum N] of plain leaves as one linear map; None where they can't be had as views."""
-    if not all(_is_plain(leaf) for leaf in leaves):
+    if not all(is_plain(leaf) for leaf in leaves):
         return None
     linears: list[nn.Linear] = list(leaves)  # type: ignore[arg-type]
     weight = rows_as_one([leaf.weight for leaf in linears])

@@ -5,7 +5,7 @@ from torch import nn
 
 from cuformers.nn.attention.block import Attention
 from cuformers.nn.mlp import GatedMLP
-from cuformers.nn.project import rows_as_one
+from cuformers.nn.project import is_plain, rows_as_one
 
 
 def lay_in_rows(model: nn.Module) -> None:
@@ -15,10 +15,13 @@ def lay_in_rows(model: nn.Module) -> None:
     of one group more while it works.
     """
     for module in model.modules():
-        for names in module.storage_groups() if isinstance(module, (Attention, GatedMLP)) else ():
+        if not isinstance(module, (Attention, GatedMLP)) or not all(map(is_plain, module.leaves)):
+            continue  # a replaced leaf is called by itself
+        for names in module.storage_groups():
             parameters = [module.get_parameter(name) for name in names]
+            alike = len({(p.dtype, p.device, p.shape[1:]) for p in parameters}) == 1
             with torch.no_grad():
-                if rows_as_one(parameters) is not None:
+                if not alike or rows_as_one(parameters) is not None:
                     continue
                 whole = torch.cat([p.data for p in parameters])
                 for parameter, part in zip(parameters, whole.split([p.shape[0] for p in parameters])):
