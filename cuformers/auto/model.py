@@ -1,6 +1,7 @@
 """The model that users hold: a CausalLM with Transformers' methods."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +18,7 @@ from cuformers.checkpoint.save import save_weights
 from cuformers.cuda.device import capability
 from cuformers.engine.engine import Engine
 from cuformers.generation.config import GenerationConfig
-from cuformers.kernels.op import Choice, Problem
+from cuformers.kernels.op import Choice, Mode, Problem
 from cuformers.kernels.table import select
 from cuformers.models.config import ModelConfig
 from cuformers.models.config_checks import check_config
@@ -99,6 +100,9 @@ class PreTrainedModel(CausalLM):
 
     def train(self, mode: bool = True) -> Self:
         """Switches between training and inference, and to the kernels of that mode."""
+        if mode and self.config.attention_dropout > 0:
+            remedy = "Set config.attention_dropout = 0.0: no attention backend here drops weights."
+            raise bad_argument("config.attention_dropout", self.config.attention_dropout, "0 in training", remedy)
         super().train(mode)
         if not self.lm_head.weight.is_meta:
             self._select(self._kernels_wanted)
@@ -137,8 +141,22 @@ class PreTrainedModel(CausalLM):
         self._forget("backend", "engine")
         self._select(self._kernels_wanted)
 
-    def _select(self, want: str) -> None:
-        mode = "train" if self.training else "infer"
+    @contextmanager
+    def _with_gradients(self) -> Iterator[None]:
+        """For one forward that may be differentiated in inference mode: kernels that have a backward."""
+        present = self.ops
+        lacking = [choice for choice in present.choices if "train" not in choice.implementation.modes]
+        if not lacking or not torch.is_grad_enabled() or not any(p.requires_grad for p in self.parameters()):
+            yield
+            return
+        self._select("auto", "train")
+        try:
+            yield
+        finally:
+            set_kernels(self, present)
+
+    def _select(self, want: str, mode: Mode | None = None) -> None:
+        mode = mode or ("train" if self.training else "infer")
         problem = Problem(device=self.device.type, capability=capability(self.device), dtype=self.dtype, mode=mode)
         if want == "triton" and mode == "train":
             want = "auto"  # what has no backward is the reference's in training
@@ -176,15 +194,21 @@ class PreTrainedModel(CausalLM):
         """
         if use_cache:
             raise ValueError("use_cache=True is not possible in forward: use generate, whose engine keeps the cache.")
+        if isinstance(logits_to_keep, bool) or not isinstance(logits_to_keep, int) or logits_to_keep < 0:
+            raise bad_argument("logits_to_keep", logits_to_keep, "an integer from 0 on")
+        if labels is not None and (labels.shape != input_ids.shape or logits_to_keep):
+            shapes = f"{tuple(labels.shape)} for input_ids of shape {tuple(input_ids.shape)}"
+            raise ValueError(f"labels must have input_ids' shape and all logits (logits_to_keep=0), got {shapes}.")
         batch = flatten(input_ids.to(self.device), attention_mask, position_ids)
         self.model.rotary.reserve(batch.max_position + 1, self.device)
         step = full_step(batch.positions, batch.lengths, self.backend)
-        hidden = self.model(batch.tokens, step)
-        if logits_to_keep:
-            kept = restore(hidden, batch)[:, -logits_to_keep:]
-            logits = self.logits(kept.flatten(0, 1)).unflatten(0, kept.shape[:2])
-        else:
-            logits = restore(self.logits(hidden), batch)
+        with self._with_gradients():
+            hidden = self.model(batch.tokens, step)
+            if logits_to_keep:
+                kept = restore(hidden, batch)[:, -logits_to_keep:]
+                logits = self.logits(kept.flatten(0, 1)).unflatten(0, kept.shape[:2])
+            else:
+                logits = restore(self.logits(hidden), batch)
         loss = None if labels is None else next_token_loss(logits, labels, num_items_in_batch)
         output = CausalLMOutputWithPast(loss=loss, logits=logits)
         return output.to_tuple() if return_dict is False else output
