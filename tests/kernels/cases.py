@@ -317,7 +317,9 @@ def check_sampling(num_tokens: int, spread: float, dtype: torch.dtype, device: t
     scaled = reference.scale(logits, settings[0])
     random = settings[0] > 0
     kept, right = ((scaled >= t[:, None])[random] for t in (found, expected))
-    assert torch.equal(kept, right), f"kept {kept.sum(1).tolist()} of {right.sum(1).tolist()}"
+    # In a flat row of very many tokens, one's share of the mass nears the rounding of float32.
+    differ = (kept != right).sum(1)
+    assert (differ <= num_tokens // 30_000).all(), f"kept {kept.sum(1).tolist()} of {right.sum(1).tolist()}"
     seeds = torch.arange(B, device=device) * 7919 + 2**40
     for draw in range(draws):
         positions = torch.full((B,), draw * 2**31 + draw, device=device)

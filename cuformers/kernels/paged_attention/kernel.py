@@ -167,9 +167,7 @@ def attention_kernel(
     acc, m, l = _attend(q, k, v, acc, m, l, begin, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
     for at in tl.range(begin + BLOCK_S, end, BLOCK_S, num_stages=STAGES):
         page = _tile_pages(tables_ptr, at, first, end, PAGE, BLOCK_S, False)
-        k, v = _load_tile(
-            k_ptr, v_ptr, page, k_page_stride, v_page_stride, at, first, end, D, BLOCK_D, PAGE, BLOCK_S
-        )
+        k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, at, first, end, D, BLOCK_D, PAGE, BLOCK_S)
         acc, m, l = _attend(q, k, v, acc, m, l, at, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
     if SPLITS == 1:
         _store_whole(acc, m, l, sinks_ptr, out_ptr, pair, head, g, SINKS, D, G)
