@@ -1,0 +1,242 @@
+"""The user's page, docs/nvidia-gpu.md, and the programs of Transformers' users: run as written, on the CPU or a GPU.
+
+Hub ids resolve to tiny random checkpoints (hub_cache.py). Without a GPU "cuda" is replaced by "cpu", and what only a
+GPU can do must say so.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.doc_blocks import Block, blocks
+from tests.hub_cache import QWEN3, fill, offline
+from tests.paths import ROOT
+
+torch.set_num_threads(1)
+
+PAGE = [b for b in blocks(ROOT / "docs" / "nvidia-gpu.md") if b.language == "python"]
+WHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+ON_CPU = {'device_map="cuda"': 'device_map="cpu"'}
+
+CHECK = """
+import torch
+
+print(torch.cuda.is_available(), torch.cuda.device_count())
+"""
+ATTENTION = """
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(
+    "Qwen/Qwen3-0.6B", dtype="bfloat16", device_map="cuda", attn_implementation="flash_attention_2"
+)
+"""
+GENERATE = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B", dtype="bfloat16", device_map="cuda")
+tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B")
+text = "The capital of France is"
+inputs = tokenizer(text, return_tensors="pt").to(model.device)
+output = model.generate(**inputs, max_new_tokens=50, do_sample=False)
+print(tokenizer.decode(output[0], skip_special_tokens=True))
+"""
+PIPELINE = """
+from transformers import pipeline
+
+pipe = pipeline("text-generation", model="Qwen/Qwen3-0.6B", max_new_tokens=20, do_sample=False)
+result = pipe("The secret of a good cake is")
+"""
+"""As written for Transformers; only the import changes."""
+
+OURS = {"from transformers import": "from cuformers import"}
+DEVICE = """
+import torch
+from cuformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = (c.from_pretrained("Qwen/Qwen3-0.6B") for c in (AutoModelForCausalLM, AutoTokenizer))
+inputs = tokenizer("The capital of France is", return_tensors="pt").to(model.device)
+tokens = model.generate(**inputs, max_new_tokens=20, do_sample=False)[0].tolist()
+print(torch.cuda.device_count(), model.device, sum(tokens))
+"""
+ORDER = "import torch; print(*(torch.cuda.get_device_properties(i).uuid for i in range(torch.cuda.device_count())))"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face home whose cache holds the page's checkpoint."""
+    path = tmp_path_factory.mktemp("hf")
+    fill(path / "hub")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offline(monkeypatch, home / "hub")
+
+
+def changes(where: str) -> dict[str, str]:
+    return ON_CPU if where == "cpu" else {}
+
+
+def run(code: str, change: dict[str, str]) -> dict[str, Any]:
+    """The names that a program leaves behind."""
+    names: dict[str, Any] = {}
+    for old, new in change.items():
+        assert code.count(old) or old in ON_CPU, f"the program has no {old!r}"
+        code = code.replace(old, new)
+    exec(code, names)
+    return names
+
+
+def python(home: Path, *words: str, **environment: str) -> list[str]:
+    """What a fresh Python prints, offline with the hub's cache."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")}
+    fixed = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *words], env={**env, **fixed, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def device_of(where: str) -> str:
+    return "cuda:0" if where == "cuda" else "cpu"
+
+
+# -- our page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_whole_page_is_marked() -> None:
+    assert len(PAGE) > 10
+    assert [str(b) for b in PAGE if not b.mark] == [], "every program of the user's page is run"
+    assert any(b.mark == "runs: gpu" for b in PAGE)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_the_page_runs_from_top_to_bottom(where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    printed: dict[str, str] = {}
+    for block in PAGE:
+        if block.mark == "runs" or where == "cuda":
+            block.run(names, changes(where))
+            printed[block.code] = capsys.readouterr().out
+    assert str(names["model"].device) == device_of(where) and names["model"].dtype is torch.bfloat16
+    assert names["small"].model.layers[0].mlp.up_proj.weight.shape[0] == 256
+    result = names["result"]
+    assert result.logprobs.shape == (1, len(result.scores)) and result.sequences.shape[0] == 1
+    shown = [text for code, text in printed.items() if "TextIteratorStreamer" in code]
+    assert shown and shown[0].strip()  # the thread's text came through
+    assert names["answer"][0]["generated_text"].startswith("2 times 2 is")
+    chosen = {choice.implementation.name for choice in names["model"].kernels()}
+    assert chosen == ({"reference"} if where == "cpu" else {"triton"})
+
+
+def attention_block() -> Block:
+    return next(b for b in PAGE if "flash_attention_2" in b.code)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+@pytest.mark.parametrize("code", [ATTENTION, f"from transformers import AutoModelForCausalLM\n{attention_block().code}"])
+def test_without_a_gpu_the_page_says_what_is_missing(code: str) -> None:
+    with pytest.raises(ValueError, match=r"device_map='cuda' is not possible: .*'cpu'.*cuformers env"):
+        run(code, OURS)
+    with pytest.raises(ValueError, match="flash_attention_2.* needs an NVIDIA GPU.*Possible here: .*sdpa"):
+        run(code, {**OURS, **ON_CPU})
+
+
+# -- Transformers' own programs ----------------------------------------------------------------------------------------
+
+
+def test_torch_is_asked_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    from cuformers.cuda.device import device_count
+
+    run(CHECK, {})
+    assert capsys.readouterr().out.split() == [str(device_count() > 0), str(device_count())]
+
+
+@pytest.mark.gpu
+def test_flash_attention_2() -> None:
+    model = run(ATTENTION, OURS)["model"]
+    assert model.attn_implementation == "flash_attention_2"
+    ids = torch.arange(3, 80, device="cuda")[None]
+    with torch.no_grad():
+        fast = model(ids).logits
+        model.set_attn_implementation("eager")
+        torch.testing.assert_close(fast, model(ids).logits, rtol=0.05, atol=0.5)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("device_map", ['device_map="cuda"', 'device_map="auto"'])
+def test_generate(where: str, device_map: str, capsys: pytest.CaptureFixture[str]) -> None:
+    change = {**OURS, 'device_map="cuda"': device_map, **changes(where)}
+    names = run(GENERATE, change)
+    assert names["model"].dtype is torch.bfloat16
+    assert names["output"][0, : names["inputs"]["input_ids"].shape[1]].tolist() == names["inputs"]["input_ids"][0].tolist()
+    assert capsys.readouterr().out.startswith(names["text"])
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_generate_gives_the_tokens_of_transformers(where: str, home: Path) -> None:
+    """The same program with either import, in float32, where rounding decides nothing."""
+    exact = {'"bfloat16"': '"float32"'}
+    ours = run(GENERATE, {**OURS, **exact, **changes(where)})
+    folder = next((home / "hub").glob("*/snapshots/*"))
+    theirs = run(GENERATE, {**exact, ', device_map="cuda"': "", QWEN3: str(folder)})
+    assert ours["output"].tolist() == theirs["output"].tolist()
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_pipeline(where: str, home: Path) -> None:
+    names = run(PIPELINE, OURS)
+    folder = next((home / "hub").glob("*/snapshots/*"))
+    device = f', model="{folder}", device="cpu"'
+    theirs = run(PIPELINE, {f', model="{QWEN3}"': device})
+    assert names["result"] == theirs["result"]
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert names["pipe"].device.type == expected and (where == "cpu" or expected == "cuda")
+
+
+# -- which GPUs: decided before the process starts -----------------------------------------------------------------------
+
+
+def test_an_empty_list_means_the_cpu(home: Path) -> None:
+    names = run(GENERATE.replace("max_new_tokens=50", "max_new_tokens=20"), {**OURS, '"bfloat16"': '"float32"', **ON_CPU})
+    expected = sum(names["output"][0].tolist())
+    assert python(home, "-c", DEVICE, CUDA_VISIBLE_DEVICES="") == ["0", "cpu", str(expected)]
+
+
+def test_torchrun(home: Path, tmp_path: Path) -> None:
+    """As the page starts it; every process has the model on its device."""
+    count = max(1, min(2, torch.cuda.device_count()))
+    program = tmp_path / "program.py"
+    program.write_text(DEVICE)
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}")
+    listed = ",".join(map(str, range(count))) if torch.cuda.is_available() else ""
+    printed = python(home, *launcher, str(program), CUDA_VISIBLE_DEVICES=listed)
+    devices = {f"cuda:{i}" for i in range(count)} if torch.cuda.is_available() else {"cpu"}
+    assert set(printed[1::3]) == devices
+
+
+def test_env_says_what_the_list_selects(home: Path) -> None:
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    words = [sys.executable, "-m", "cuformers", "env", "--json"]
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+    report = json.loads(done.stdout)
+    assert report["selection"]["CUDA_VISIBLE_DEVICES"] == "" and report["devices"] == []
+    hidden = bool(report["gpus"])
+    assert done.returncode == int(hidden)
+    assert ("hides every GPU" if hidden else "no NVIDIA GPU found") in report["verdict"]["text"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="an order takes two GPUs")
+def test_the_list_decides_the_order(home: Path) -> None:
+    pci = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    plain = python(home, "-c", ORDER, **pci)
+    backwards = ",".join(str(i) for i in reversed(range(len(plain))))
+    assert python(home, "-c", ORDER, CUDA_VISIBLE_DEVICES=backwards, **pci) == plain[::-1]
+    assert python(home, "-c", ORDER, CUDA_VISIBLE_DEVICES="1", **pci) == plain[1:2]
