@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from cuformers.cuda.visible import parse
+from tests.cuda.machines import gpu
 from tests.doc_blocks import Block, blocks
 from tests.hub_cache import QWEN3, fill, offline
 from tests.paths import ROOT
@@ -46,6 +48,7 @@ inputs = tokenizer(text, return_tensors="pt").to(model.device)
 output = model.generate(**inputs, max_new_tokens=50, do_sample=False)
 print(tokenizer.decode(output[0], skip_special_tokens=True))
 """
+IMPORT = "from transformers import AutoModelForCausalLM\n"
 PIPELINE = """
 from transformers import pipeline
 
@@ -107,7 +110,7 @@ def device_of(where: str) -> str:
     return "cuda:0" if where == "cuda" else "cpu"
 
 
-# -- our page --------------------------------------------------------------------------------------------------------
+# -- our page -------------------------------------------------------------------------------------------------------
 
 
 def test_the_whole_page_is_marked() -> None:
@@ -140,15 +143,15 @@ def attention_block() -> Block:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-@pytest.mark.parametrize("code", [ATTENTION, f"from transformers import AutoModelForCausalLM\n{attention_block().code}"])
+@pytest.mark.parametrize("code", [ATTENTION, f"{IMPORT}{attention_block().code}"], ids=["theirs", "ours"])
 def test_without_a_gpu_the_page_says_what_is_missing(code: str) -> None:
     with pytest.raises(ValueError, match=r"device_map='cuda' is not possible: .*'cpu'.*cuformers env"):
         run(code, OURS)
-    with pytest.raises(ValueError, match="flash_attention_2.* needs an NVIDIA GPU.*Possible here: .*sdpa"):
+    with pytest.raises(ValueError, match=r"flash_attention_2.* needs an NVIDIA GPU.*Possible here: .*sdpa"):
         run(code, {**OURS, **ON_CPU})
 
 
-# -- Transformers' own programs ----------------------------------------------------------------------------------------
+# -- Transformers' own programs -------------------------------------------------------------------------------------
 
 
 def test_torch_is_asked_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +178,8 @@ def test_generate(where: str, device_map: str, capsys: pytest.CaptureFixture[str
     change = {**OURS, 'device_map="cuda"': device_map, **changes(where)}
     names = run(GENERATE, change)
     assert names["model"].dtype is torch.bfloat16
-    assert names["output"][0, : names["inputs"]["input_ids"].shape[1]].tolist() == names["inputs"]["input_ids"][0].tolist()
+    ids = names["inputs"]["input_ids"]
+    assert torch.equal(names["output"][:, : ids.shape[1]], ids)
     assert capsys.readouterr().out.startswith(names["text"])
 
 
@@ -200,11 +204,12 @@ def test_pipeline(where: str, home: Path) -> None:
     assert names["pipe"].device.type == expected and (where == "cpu" or expected == "cuda")
 
 
-# -- which GPUs: decided before the process starts -----------------------------------------------------------------------
+# -- which GPUs: decided before the process starts ------------------------------------------------------------------
 
 
 def test_an_empty_list_means_the_cpu(home: Path) -> None:
-    names = run(GENERATE.replace("max_new_tokens=50", "max_new_tokens=20"), {**OURS, '"bfloat16"': '"float32"', **ON_CPU})
+    change = {"max_new_tokens=50": "max_new_tokens=20", '"bfloat16"': '"float32"'}
+    names = run(GENERATE, {**OURS, **change, **ON_CPU})
     expected = sum(names["output"][0].tolist())
     assert python(home, "-c", DEVICE, CUDA_VISIBLE_DEVICES="") == ["0", "cpu", str(expected)]
 
@@ -219,6 +224,18 @@ def test_torchrun(home: Path, tmp_path: Path) -> None:
     printed = python(home, *launcher, str(program), CUDA_VISIBLE_DEVICES=listed)
     devices = {f"cuda:{i}" for i in range(count)} if torch.cuda.is_available() else {"cpu"}
     assert set(printed[1::3]) == devices
+
+
+def test_the_pages_table_of_lists() -> None:
+    """`0,2` and the others, on a machine of four GPUs."""
+    text = (ROOT / "docs" / "nvidia-gpu.md").read_text()
+    for row in ("| `0,2` | GPU 0 as `cuda:0`, GPU 2 as `cuda:1` |", "| `2,0` | GPU 2 as `cuda:0`, GPU 0 as `cuda:1` |"):
+        assert row in text
+    assert "| `0,9,1` on four GPUs | GPU 0 only" in text
+    four = [gpu(i) for i in range(4)]
+    index = {g.uuid: g.index for g in four}
+    selected = {given: [index[uuid] for uuid in parse(given, four).uuids] for given in ("0,2", "2,0", "", "0,9,1")}
+    assert selected == {"0,2": [0, 2], "2,0": [2, 0], "": [], "0,9,1": [0]}
 
 
 def test_env_says_what_the_list_selects(home: Path) -> None:
