@@ -7,6 +7,7 @@ from functools import cache
 from torch import Tensor
 
 from cuformers.kernels.advance import OP as ADVANCE
+from cuformers.kernels.decode_attention import OP as DECODE_ATTENTION
 from cuformers.kernels.gated_linear import GATED_ACTIVATION, GATED_LINEAR
 from cuformers.kernels.linear import OP as LINEAR
 from cuformers.kernels.norm import ADD_RMS_NORM, RMS_NORM, RMS_NORM_ADD
@@ -24,6 +25,7 @@ OPS: tuple[Op, ...] = (
     GATED_ACTIVATION,
     ROPE_CACHE,
     PAGED_ATTENTION,
+    DECODE_ATTENTION,
     SAMPLE,
     ARGMAX,
     ADVANCE,
@@ -42,6 +44,7 @@ class Kernels:
     gated_activation: Callable[..., Tensor]
     rope_cache: Callable[..., tuple[Tensor, Tensor, Tensor]]
     paged_attention: Callable[..., Tensor]
+    decode_attention: Callable[..., Tensor]
     sample: Callable[..., Tensor]
     argmax: Callable[..., Tensor]
     advance: Callable[..., None]

@@ -8,18 +8,24 @@ import triton
 import triton.language as tl
 
 from cuformers.kernels.activation_triton import tanh
+from cuformers.kernels.paged_attention.heads_kernel import head_weight, load_heads, rotation
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _stretch(length, window, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, WINDOW: tl.constexpr):
-    """(first visible key, start of split 0, keys per split, splits that have keys); the last is 0 for no keys."""
+def _stretch(
+    length, window, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, LEAST: tl.constexpr, WINDOW: tl.constexpr
+):  # fmt: skip
+    """(first visible key, start of split 0, keys per split, splits that have keys); the last is 0 for no keys.
+
+    A split has LEAST keys at the least: merging costs more than a few keys.
+    """
     first = tl.maximum(length - window, 0) if WINDOW else 0
     start = first // BLOCK_S * BLOCK_S
     blocks = tl.cdiv(length - start, BLOCK_S)
-    per_split = tl.cdiv(blocks, SPLITS) * BLOCK_S
-    return first, start, per_split, tl.cdiv(length - start, tl.maximum(per_split, 1))
+    per_split = tl.maximum(tl.cdiv(blocks, SPLITS) * BLOCK_S, LEAST)
+    return first, start, per_split, tl.cdiv(length - start, per_split)
 
 
 @triton.jit
@@ -122,19 +128,27 @@ def _store_whole(acc, m, l, sinks_ptr, out_ptr, pair, head, g, SINKS: tl.constex
 @triton.jit(do_not_specialize=["window", "fresh", "table_stride"])
 def attention_kernel(
     q_ptr, k_ptr, v_ptr, tables_ptr, lengths_ptr, sinks_ptr, out_ptr, part_ptr, stats_ptr, counters_ptr,
+    cos_ptr, sin_ptr, rows_ptr, slots_ptr, q_norm_ptr, k_norm_ptr,
     q_stride, table_stride, k_page_stride, v_page_stride, scale, softcap, window, fresh,
+    eps_q, eps_k, offset_q, offset_k,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGE: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGE: tl.constexpr, FUSED: tl.constexpr,
+    HALF: tl.constexpr, NORM: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [N * HKV, SPLITS]. MERGE: partial results are merged "here" (counters) or "later" (merge_kernel)."""
+    """Grid [N * HKV, SPLITS]. MERGE: partial results are merged "here" (counters) or "later" (merge_kernel).
+
+    FUSED: q_ptr holds rows of q, k, v as the projection left them. Every program normalises (NORM) and rotates (HALF
+    pairs, 0 for none) the queries it needs; the newest key and value come from the row, and the program whose split
+    they end writes them to the cache.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     pair = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     n, head = pair // HKV, pair % HKV
     length = tl.load(lengths_ptr + n, cache_modifier=".cg")
-    first, start, per_split, active = _stretch(length, window, SPLITS, BLOCK_S, WINDOW)
+    first, start, per_split, active = _stretch(length, window, SPLITS, BLOCK_S, LEAST, WINDOW)
     begin = start + split * per_split
     end = tl.minimum(begin + per_split, length)
     if (begin >= end) & (split > 0):
@@ -145,29 +159,60 @@ def attention_kernel(
     # Keys of earlier steps are there already; those of this step only after the wait.
     old = tl.minimum(end, length - fresh)
     page = _tile_pages(tables_ptr, begin, first, end, PAGE, BLOCK_S, True)
-    k, v = _load_tile(
-        k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, first, old if PDL else end, D, BLOCK_D, PAGE, BLOCK_S
-    )
+    here = old if PDL or FUSED else end
+    k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, first, here, D, BLOCK_D, PAGE, BLOCK_S)
     g = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
+    newest = length - 1
+    if FUSED:
+        cos, sin = rotation(cos_ptr, sin_ptr, tl.load(rows_ptr + n, cache_modifier=".cg"), d, HALF)
+        slot = tl.load(slots_ptr + n, cache_modifier=".cg").to(tl.int64)
+        if NORM:
+            q_weight = head_weight(q_norm_ptr, offset_q, d, D, HALF)
+            k_weight = head_weight(k_norm_ptr, offset_k, d, D, HALF)
+        else:
+            q_weight, k_weight = (cos, cos), (cos, cos)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
-        if begin + BLOCK_S > old:
-            low = tl.maximum(first, old)
-            k_new, v_new = _load_tile(
-                k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, low, end, D, BLOCK_D, PAGE, BLOCK_S
-            )
-            is_new = (begin + tl.arange(0, BLOCK_S) >= low)[:, None]
-            k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
-    q_at = q_ptr + n * q_stride + (head * G + g)[:, None] * D + d[None, :]
-    q = tl.load(q_at, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
+    if FUSED:
+        row_ptr = q_ptr + n * q_stride
+        there = (g < G)[:, None] & (d < D)[None, :]
+        q = load_heads(
+            row_ptr + (head * G + g)[:, None] * D, there, d, cos, sin, q_weight, eps_q, D, HALF, NORM
+        ).to(k.dtype)
+        one = tl.zeros((1, 1), dtype=tl.int64)
+        alone = (d < D)[None, :]
+        k_at = row_ptr + one + (HKV * G + head) * D
+        k_new = load_heads(k_at, alone, d, cos, sin, k_weight, eps_k, D, HALF, NORM).to(k.dtype)
+        v_new = tl.load(row_ptr + one + (HKV * G + HKV + head) * D + d[None, :], mask=alone, other=0.0)
+        if (end == length) & (slot >= 0):
+            at = one + slot % PAGE * D + d[None, :]
+            tl.store(k_ptr + slot // PAGE * k_page_stride + at, k_new, mask=alone)
+            tl.store(v_ptr + slot // PAGE * v_page_stride + at, v_new, mask=alone)
+        is_new = (begin + tl.arange(0, BLOCK_S) == newest)[:, None]
+        k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
+    else:
+        if PDL:
+            if begin + BLOCK_S > old:
+                low = tl.maximum(first, old)
+                k_new, v_new = _load_tile(
+                    k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, low, end, D, BLOCK_D, PAGE, BLOCK_S
+                )
+                is_new = (begin + tl.arange(0, BLOCK_S) >= low)[:, None]
+                k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
+        q_at = q_ptr + n * q_stride + (head * G + g)[:, None] * D + d[None, :]
+        q = tl.load(q_at, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
     acc, m, l = _attend(q, k, v, acc, m, l, begin, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
     for at in tl.range(begin + BLOCK_S, end, BLOCK_S, num_stages=STAGES):
         page = _tile_pages(tables_ptr, at, first, end, PAGE, BLOCK_S, False)
-        k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, at, first, end, D, BLOCK_D, PAGE, BLOCK_S)
+        high = tl.minimum(end, newest) if FUSED else end
+        k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, at, first, high, D, BLOCK_D, PAGE, BLOCK_S)
+        if FUSED:
+            is_new = (at + tl.arange(0, BLOCK_S) == newest)[:, None]
+            k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
         acc, m, l = _attend(q, k, v, acc, m, l, at, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
     if SPLITS == 1:
         _store_whole(acc, m, l, sinks_ptr, out_ptr, pair, head, g, SINKS, D, G)
@@ -202,7 +247,7 @@ def _store_part(acc, m, l, part_ptr, stats_ptr, part, g, D: tl.constexpr, G: tl.
 def merge_kernel(
     part_ptr, stats_ptr, sinks_ptr, out_ptr, lengths_ptr, window,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
-    SPLITS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
+    LEAST: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid [N * HKV, G]: one program per query head."""
     if PDL:
@@ -210,7 +255,7 @@ def merge_kernel(
     pair = tl.program_id(0).to(tl.int64)
     g = tl.program_id(1)
     length = tl.load(lengths_ptr + pair // HKV, cache_modifier=".cg")
-    active = _stretch(length, window, SPLITS, BLOCK_S, WINDOW)[3]
+    active = _stretch(length, window, SPLITS, BLOCK_S, LEAST, WINDOW)[3]
     if PDL:
         tl.extra.cuda.gdc_wait()
     _merge_head(

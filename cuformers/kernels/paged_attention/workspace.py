@@ -16,20 +16,22 @@ class Workspace(NamedTuple):
     stats: Tensor
     """[rows, 2] float32: running maximum (base 2) and sum of each partial result."""
     counters: Tensor
-    """[max_n * Hkv at most] int32, zero between launches: the last arrival puts it back."""
+    """[splits of any batch] int32, zero between launches: the last arrival puts it back."""
 
 
-def workspace(max_n: int, num_heads: int, head_dim: int, device: torch.device) -> Workspace:
-    """Scratch for batches up to max_n, to be reused by every layer and step of one stream.
+def workspace(num_heads: int, num_kv_heads: int, head_dim: int, num_sms: int, device: torch.device) -> Workspace:
+    """Scratch for batches of any size, to be reused by every layer and step of one stream.
+
+    A batch is split only as long as its programs are no more than 3 for each multiprocessor, or one sequence is.
 
     Example:
-        >>> work = workspace(64, 16, 128, torch.device("cpu"))
-        >>> work.stats.shape[1]
-        2
+        >>> workspace(16, 8, 128, 132, torch.device("cpu")).out.shape
+        torch.Size([792, 128])
     """
-    rows = max_n * num_heads * MAX_SPLITS
+    programs = max(3 * num_sms, num_kv_heads * MAX_SPLITS)
+    rows = programs * num_heads // num_kv_heads
     return Workspace(
         torch.empty(rows, head_dim, device=device, dtype=torch.float32),
         torch.empty(rows, 2, device=device, dtype=torch.float32),
-        torch.zeros(max_n * num_heads, device=device, dtype=torch.int32),
+        torch.zeros(programs, device=device, dtype=torch.int32),
     )

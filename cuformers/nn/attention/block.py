@@ -68,11 +68,32 @@ class Attention(KernelModule):
         return project(self.ops, out.flatten(1), (self.o_proj,), residual=residual, scale=scale)
 
     def _attend(self, qkv: Tensor, step: Step) -> Tensor:
+        """Projected rows [T, (heads + 2 * kv_heads) * head_dim] -> [T, heads, head_dim]; keys and values are kept."""
         spec, view = self.spec, step.cache
         rope = step.rope[spec.rope] if step.rope and spec.rope else None
         cos, sin, rows = rope or (None, None, step.positions)
-        k_cache = view.cache.keys(spec.layer) if view else None
-        v_cache = view.cache.values(spec.layer) if view else None
+        q_norm, k_norm = (self.q_norm.args, self.k_norm.args) if self.has_qk_norm else (None, None)
+        k_cache, v_cache = (view.cache.keys(spec.layer), view.cache.values(spec.layer)) if view else (None, None)
+        if step.phase == "decode":
+            assert view is not None, "a decode step has a cache"
+            return self.ops.decode_attention(
+                qkv,
+                cos,
+                sin,
+                rows,
+                k_cache,
+                v_cache,
+                view.slots,
+                view.block_tables,
+                step.lengths,
+                num_heads=spec.num_heads,
+                scale=spec.scale,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                window=spec.window,
+                softcap=spec.softcap,
+                workspace=view.workspace,
+            )
         q, k, v = self.ops.rope_cache(
             qkv,
             cos,
@@ -81,24 +102,11 @@ class Attention(KernelModule):
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            q_norm=self.q_norm.args if self.has_qk_norm else None,
-            k_norm=self.k_norm.args if self.has_qk_norm else None,
+            q_norm=q_norm,
+            k_norm=k_norm,
             k_cache=k_cache,
             v_cache=v_cache,
             slots=view.slots if view else None,
         )
-        if step.phase == "full":
-            assert step.backend is not None, "a full step names its attention backend"
-            return step.backend.forward(q, k, v, spec, step)
-        assert view is not None, "a decode step has a cache"
-        return self.ops.paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            view.block_tables,
-            step.lengths,
-            scale=spec.scale,
-            window=spec.window,
-            softcap=spec.softcap,
-            workspace=view.workspace,
-        )
+        assert step.backend is not None, "a full step names its attention backend"
+        return step.backend.forward(q, k, v, spec, step)

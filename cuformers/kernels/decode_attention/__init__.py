@@ -1,0 +1,35 @@
+"""Op `decode_attention`: a decode step's attention from the projected row on, in one launch.
+
+    decode_attention(qkv [N, (Hq + 2 * Hkv) * D], cos [R, rot / 2] | None, sin, rows [N] int32,
+                     k_cache [P, Hkv, page, D], v_cache, slots [N] int32, block_tables [N, M] int32, lengths [N] int32,
+                     *, num_heads, scale, q_norm=None, k_norm=None, window=None, softcap=None, workspace=None)
+        -> [N, Hq, D]
+
+It is `rope_cache` followed by `paged_attention`: norms and rotation of queries and key, the newest key and value to
+the cache, and one query per sequence over all its keys. The newest key is attended to from registers.
+"""
+
+from collections.abc import Callable
+
+from cuformers.kernels.op import Implementation, Op
+
+
+def _load_triton() -> Callable:
+    from cuformers.kernels.decode_attention.triton import decode_attention
+
+    return decode_attention
+
+
+def _load_reference() -> Callable:
+    from cuformers.kernels.decode_attention.reference import decode_attention
+
+    return decode_attention
+
+
+OP = Op(
+    "decode_attention",
+    (
+        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
+        Implementation(name="reference", load=_load_reference),
+    ),
+)

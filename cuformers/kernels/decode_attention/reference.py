@@ -1,0 +1,46 @@
+"""A decode step's attention from the projected row on: the specification."""
+
+from torch import Tensor
+
+from cuformers.kernels.norm_args import Norm
+from cuformers.kernels.paged_attention.reference import paged_attention
+from cuformers.kernels.paged_attention.workspace import Workspace
+from cuformers.kernels.rope_cache.reference import rope_cache
+
+
+def decode_attention(
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    rows: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    *,
+    num_heads: int,
+    scale: float,
+    q_norm: Norm | None = None,
+    k_norm: Norm | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    workspace: Workspace | None = None,
+) -> Tensor:
+    """`rope_cache`, then `paged_attention`."""
+    del workspace
+    q, _, _ = rope_cache(
+        qkv,
+        cos,
+        sin,
+        rows,
+        num_heads=num_heads,
+        num_kv_heads=k_cache.shape[1],
+        head_dim=k_cache.shape[3],
+        q_norm=q_norm,
+        k_norm=k_norm,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        slots=slots,
+    )
+    return paged_attention(q, k_cache, v_cache, block_tables, lengths, scale=scale, window=window, softcap=softcap)
