@@ -24,8 +24,8 @@ def draw(model, ids: Tensor, **options) -> Tensor:
     {"top_k": 0, "top_p": 0.8, "output_scores": True, "return_dict_in_generate": True},
 ])  # fmt: skip
 def test_draws_follow_transformers_probabilities(options: dict) -> None:
-    """4000 draws of one token: the chi-squared statistic is within 5 sigma, and no removed token is ever drawn."""
-    count, ids = 4000, tokens(1, 6, seed=1)
+    """3000 draws of one token: the chi-squared statistic is within 5 sigma, and no removed token is ever drawn."""
+    count, ids = 3000, tokens(1, 6, seed=1)
     keep = {k: v for k, v in options.items() if k not in ("output_scores", "return_dict_in_generate")}
     theirs = oracle(NAME).generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=1,
                                    output_scores=True, return_dict_in_generate=True, **keep)  # fmt: skip
@@ -61,11 +61,11 @@ def test_torchs_seed_repeats_too() -> None:
 def test_a_row_with_a_seed_does_not_depend_on_its_batch_mates(name: str) -> None:
     model, ids = shared(name), tokens(4, 10)
     mask = torch.tensor([[0] * (10 - n) + [1] * n for n in (10, 3, 7, 1)])
-    options = {"max_new_tokens": 30, "temperature": 1.2, "top_k": 40, "top_p": 0.95}
+    options = {"max_new_tokens": 25, "temperature": 1.2, "top_k": 40, "top_p": 0.95}
     together = draw(model, ids * mask, attention_mask=mask, seed=[7, 8, 9, 10], **options)
     for i, seed in enumerate((7, 8, 9, 10)):
         alone = draw(model, ids[i : i + 1, mask[i].bool()], seed=[seed], **options)
-        assert together[i, 10:].tolist() == alone[0, -30:].tolist()
+        assert together[i, 10:].tolist() == alone[0, -25:].tolist()
 
 
 def test_several_answers_per_prompt() -> None:

@@ -58,7 +58,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 
 @pytest.mark.parametrize("lag", [False, True])
 @pytest.mark.parametrize("slots, pages", [(2, 4), (3, 3), (8, 5)])
-@pytest.mark.parametrize("name", ["llama", "phi3-longrope", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", "phi3-longrope"])
 def test_waves(name: str, slots: int, pages: int, lag: bool, tiny: Callable) -> None:
     tiny(slots, pages)
     requests = run(make(name, lag), prompts())
