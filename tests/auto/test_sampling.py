@@ -49,6 +49,13 @@ def test_a_seed_repeats_and_another_one_does_not() -> None:
     assert not torch.equal(one[0], two[0]) and not torch.equal(one[1], two[1])
 
 
+def test_every_position_has_noise_of_its_own() -> None:
+    """Where all tokens are about as likely, one noise for all positions would draw one token for ever."""
+    out = draw(shared(NAME), tokens(4, 6), seed=1, max_new_tokens=25, temperature=1e3, top_k=0)[:, 6:]
+    assert all(len(set(row)) > 15 for row in out.tolist())
+    assert len({tuple(column) for column in out.T.tolist()}) == 25 and len(set(out[:, 0].tolist())) > 1
+
+
 def test_torchs_seed_repeats_too() -> None:
     ids, model, drawn = tokens(2, 6), shared(NAME), []
     for seed in (3, 3, 4):

@@ -102,6 +102,20 @@ def test_stopped_requests_hand_their_rows_on(lag: bool, tiny: Callable) -> None:
 
 
 @pytest.mark.parametrize("lag", [False, True])
+def test_a_stopped_row_writes_no_more(lag: bool, tiny: Callable) -> None:
+    """Two rows stop at once and one request gets the pages of both: the row that stays empty must be idle."""
+    tiny(3, 3)
+    many = prompts(5, 12, 33, 64)
+    requests = [
+        Request(prompt=p, max_new_tokens=NEW, on_token=(lambda r, t: len(r.generated) == 3) if i < 2 else None)
+        for i, p in enumerate(many)
+    ]
+    make(lag=lag).run(requests)
+    for i, whole in enumerate(alone("llama", many)):
+        assert requests[i].generated == (whole[:3] if i < 2 else whole)
+
+
+@pytest.mark.parametrize("lag", [False, True])
 def test_eos_of_each_request(lag: bool, tiny: Callable) -> None:
     tiny(2, 4)
     many = prompts()

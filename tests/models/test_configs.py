@@ -150,6 +150,23 @@ def test_files_of_our_families_have_no_unknown_key(name: str, capsys: pytest.Cap
     assert "without meaning" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_older_files_are_completed_as_by_transformers(name: str, tmp_path: Path) -> None:
+    """Without layer_types and the like, and with rotary settings in the older keys."""
+    raw = json.loads((folder(name) / "config.json").read_text())
+    for key in ("layer_types", "no_rope_layers", "head_dim" if name == "llama" else ""):
+        raw.pop(key, None)
+    rope = raw.get("rope_parameters")
+    if rope and "rope_theta" in rope:
+        raw |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope if rope["rope_type"] != "default" else None}
+        raw |= {k: rope[k] for k in ("partial_rotary_factor",) if k in rope}
+        del raw["rope_parameters"]
+    ours = AutoConfig.from_pretrained(write(tmp_path, json.dumps(raw))).to_dict()
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    for key in ("layer_types", "no_rope_layers", "rope_parameters", "head_dim", "num_key_value_heads"):
+        assert key not in theirs or ours[key] == theirs[key], key
+
+
 OLD, NEW = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters"
 
 
