@@ -161,6 +161,11 @@ def test_older_files_are_completed_as_by_transformers(name: str, tmp_path: Path)
         raw |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope if rope["rope_type"] != "default" else None}
         raw |= {k: rope[k] for k in ("partial_rotary_factor",) if k in rope}
         del raw["rope_parameters"]
+    elif rope:  # Gemma 3: one set for each kind of layer
+        del raw["rope_parameters"]
+        raw["rope_theta"], raw["rope_local_base_freq"] = (
+            rope[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention")
+        )
     ours = AutoConfig.from_pretrained(write(tmp_path, json.dumps(raw))).to_dict()
     theirs = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
     for key in ("layer_types", "no_rope_layers", "rope_parameters", "head_dim", "num_key_value_heads"):
