@@ -15,6 +15,11 @@ from cuformers.models.rope_config import override_rope
 Name = str | Path
 OLDER_NAMES = frozenset({"torch_dtype", "rope_theta", "rope_scaling", "partial_rotary_factor", "rope_local_base_freq"})
 """Keys of older config.json files that are read into newer fields."""
+NOT_DONE = frozenset({
+    "model_type", "output_attentions", "output_hidden_states", "gradient_checkpointing", "is_encoder_decoder",
+    "add_cross_attention", "tie_encoder_decoder", "resid_pdrop", "embd_pdrop", "chunk_size_feed_forward", "auto_map",
+})  # fmt: skip
+"""Keys that are harmless in a file, and refused from a user who asks for what they mean."""
 
 
 class AutoConfig:
@@ -78,6 +83,9 @@ def config_from_dict(raw: dict[str, Any], overrides: dict[str, Any]) -> ModelCon
     unknown = sorted(set(overrides) - known - OLDER_NAMES - HARMLESS)
     if unknown:
         raise ValueError(f"unknown arguments {unknown}: a {spec.model_type} configuration has {sorted(known)}.")
+    asked = sorted(name for name in NOT_DONE if overrides.get(name))
+    if asked:
+        raise bad_argument(asked[0], overrides[asked[0]], "nothing, or a value that asks for nothing")
     _refuse_non_finite(raw, "config")
     return spec.config.from_dict({**override_rope(raw, overrides), **overrides})
 

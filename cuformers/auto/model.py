@@ -100,9 +100,11 @@ class PreTrainedModel(CausalLM):
 
     def train(self, mode: bool = True) -> Self:
         """Switches between training and inference, and to the kernels of that mode."""
-        if mode and self.config.attention_dropout > 0:
-            remedy = "Set config.attention_dropout = 0.0: no attention backend here drops weights."
-            raise bad_argument("config.attention_dropout", self.config.attention_dropout, "0 in training", remedy)
+        drops = {"attention_dropout": self.config.attention_dropout, **self.config.extra}
+        for name in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
+            if mode and drops.get(name):
+                remedy = "Load the model with it set to 0.0: nothing here is dropped at random."
+                raise bad_argument(f"config.{name}", drops[name], "0 in training", remedy)
         super().train(mode)
         if not self.lm_head.weight.is_meta:
             self._select(self._kernels_wanted)
