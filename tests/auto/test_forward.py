@@ -83,9 +83,11 @@ def test_what_is_refused(options: dict, error: type, says: str) -> None:
 
 
 def test_dropout_is_refused_rather_than_ignored() -> None:
+    with pytest.raises(ValueError, match=r"resid_pdrop=0\.1"):
+        load(NAME, resid_pdrop=0.1)
     model = load(NAME, attention_dropout=0.1)
     assert model.generate(tokens(1, 4), max_new_tokens=2).shape == (1, 6)
-    with pytest.raises(ValueError, match=r"attention_dropout=0.1.*config.attention_dropout = 0.0"):
+    with pytest.raises(ValueError, match=r"attention_dropout=0.1.*set to 0.0"):
         model.train()
     model.config.attention_dropout = 0.0
     assert model.train().training
