@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from .cases import Case, all_cases, check, check_sampling
+from .cases import all_cases, check_sampling
+from .judge import Case, check
 
 CPU = torch.device("cpu")
 
@@ -20,7 +21,7 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
         return SkinnyConfig(8, 256, 1, 4) if T <= FMA_ROWS else SkinnyConfig(16, 32, 4, 4)
 
     monkeypatch.setattr(skinny, "config", cut)
-    monkeypatch.setattr(attention, "config", lambda *_, **__: attention.AttentionConfig(4, 16, 4, 2))
+    monkeypatch.setattr(attention, "config", lambda *_, **__: attention.AttentionConfig(4, 16, 16, 4, 2))
     monkeypatch.setattr(sample, "SPLIT", 128)
     monkeypatch.setattr(sample, "CANDIDATES", 16)
     monkeypatch.setattr(sample, "STRIPE", 8)

@@ -22,6 +22,8 @@ TYPES = {
     "i64": "seeds positions",
 }
 POINTERS = {f"{name}_ptr": f"*{dtype}" for dtype, names in TYPES.items() for name in names.split()}
+POINTERS |= {"sampled": "*i64", "tokens": "*i64", "eos": "*i64"}
+POINTERS |= {name: "*i32" for name in "positions lengths slots limits block_tables history".split()}
 FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap")
 
 
@@ -40,7 +42,8 @@ class Build:
 FMA = {"BLOCK_N": 4, "BLOCK_K": 1024, "CHUNKS": 1, "COPIES": 1, "K": 1024, "BIAS": False}
 DOT = {"BLOCK_N": 8, "BLOCK_K": 128, "SLICES": 4, "K": 1024, "UPCAST": False}
 ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False}
-MERGE = {"HKV": 8, "G": 2, "D": 128, "BLOCK_D": 128, "BLOCK_S": 64}
+ATTENTION |= {"LEAST": 128, "FUSED": False, "HALF": 0, "NORM": False}
+MERGE = {"HKV": 8, "G": 2, "D": 128, "BLOCK_D": 128, "BLOCK_S": 64, "LEAST": 128}
 BUILDS = [
     Build("norm.triton._norm_kernel", {"H": 1000, "BLOCK": 1024, "ADD": "before"}),
     Build("gated_linear.triton._gate_kernel", {"BLOCK": 1024, "ACTIVATION": "gelu"}),
@@ -61,11 +64,24 @@ BUILDS = [
         "paged_attention.kernel.attention_kernel",
         ATTENTION | {"G": 4, "PAGE": 64, "SPLITS": 2, "WINDOW": True, "SOFTCAP": True, "SINKS": True, "MERGE": "later"},
     ),
+    Build(
+        "paged_attention.kernel.attention_kernel",
+        ATTENTION
+        | {"G": 2, "PAGE": 64, "SPLITS": 32, "WINDOW": False, "SOFTCAP": False, "SINKS": False, "MERGE": "here"}
+        | {"FUSED": True, "HALF": 64, "NORM": True},
+    ),
+    Build(
+        "paged_attention.kernel.attention_kernel",
+        ATTENTION
+        | {"G": 7, "PAGE": 16, "SPLITS": 4, "WINDOW": True, "SOFTCAP": True, "SINKS": False, "MERGE": "here"}
+        | {"FUSED": True, "HALF": 24, "NORM": False, "D": 80},
+    ),
     Build("paged_attention.kernel.merge_kernel", MERGE | {"SPLITS": 32, "WINDOW": True, "SINKS": True}),
     Build("sample.threshold_kernel.split_kernel", {"SPLITS": 38, "BLOCK": 4096, "STRIPE": 32, "CANDIDATES": 64}, 8),
     Build("sample.threshold_kernel.row_kernel", {"SPLITS": 38, "SPLITS_BLOCK": 64, "BLOCK": 4096, "CANDIDATES": 64}, 8),
     Build("sample.draw_kernel.draw_kernel", {"BLOCK": 2048, "GREEDY": False}),
     Build("sample.draw_kernel.pick_kernel", {"BLOCK": 128}, 1),
+    Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4}, 1),
 ]
 
 

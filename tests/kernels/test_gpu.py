@@ -1,5 +1,6 @@
 """The interpreter's cases, and the shapes of real models, on a GPU; in CUDA graphs too, where they live."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -7,22 +8,9 @@ import torch
 
 from cuformers.kernels.norm_args import Norm
 
-from .cases import (
-    AttentionShape,
-    Call,
-    Case,
-    RopeShape,
-    all_cases,
-    attend,
-    attentions,
-    check,
-    check_sampling,
-    error,
-    linears,
-    norms,
-    ropes,
-    triton_kernels,
-)
+from .attention_cases import AttentionShape, DecodeShape, RopeShape, attend, attentions, decode, decodes, ropes
+from .cases import all_cases, check_sampling, linears, norms
+from .judge import Call, Case, check, error, triton_kernels
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,6 +31,15 @@ REAL = [
             AttentionShape((500, 700), 8, 4, 256, window=300, softcap=50.0),
             AttentionShape((900,), 32, 32, 96),
             AttentionShape((400, 3), 71, 1, 64),
+        )
+    ),
+    *decodes(
+        (
+            DecodeShape(AttentionShape((129,), 16, 8, 128, page=64), 128, norm=True),
+            DecodeShape(AttentionShape((8192, 1, 777, 0), 16, 8, 128, page=64), 128, norm=True),
+            DecodeShape(AttentionShape((1000,) * 40, 32, 8, 128, page=256), 128),
+            DecodeShape(AttentionShape((500, 700), 8, 4, 256, window=300, softcap=50.0), 64, norm=True),
+            DecodeShape(AttentionShape((900, 16), 14, 2, 64), 64),
         )
     ),
 ]
@@ -89,13 +86,15 @@ def _layer(pool: torch.Tensor) -> Layer:
     return Layer(*weights, Norm(torch.ones(1024, device=GPU, dtype=torch.bfloat16), 1e-6, 0.0), pool.clone())
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("T", [1, 3, 8])
-def test_a_chain_in_a_graph_gives_the_eager_result_every_time(T: int) -> None:
+def test_a_chain_in_a_graph_gives_the_eager_result_every_time(T: int, fused: bool) -> None:
     """Many layers in one graph, each reading what the one before has just written: what PDL may break."""
     torch.manual_seed(0)
     kernels = triton_kernels(torch.bfloat16)
     call = attend(AttentionShape((333,) * T, 16, 8, 128), True, torch.bfloat16, GPU)
     _, k_cache, v_cache, tables, lengths = call.args
+    scratch = call.kwargs["workspace"]
     layers = [_layer(torch.stack((k_cache, v_cache))) for _ in range(12)]
     angle = torch.rand(400, 64, device=GPU) * 6
     cos, sin, rows = angle.cos(), angle.sin(), lengths - 1
@@ -107,10 +106,15 @@ def test_a_chain_in_a_graph_gives_the_eager_result_every_time(T: int) -> None:
         for layer in layers:
             k, v = layer.pool
             qkv = kernels.linear(h, layer.qkv, norm=layer.norm)
-            q, _, _ = kernels.rope_cache(
-                qkv, cos, sin, rows, num_heads=16, num_kv_heads=8, head_dim=128, k_cache=k, v_cache=v, slots=slots
-            )
-            a = kernels.paged_attention(q, k, v, tables, lengths, scale=128**-0.5, workspace=call.kwargs["workspace"])
+            if fused:
+                a = kernels.decode_attention(
+                    qkv, cos, sin, rows, k, v, slots, tables, lengths, num_heads=16, scale=128**-0.5, workspace=scratch
+                )
+            else:
+                q, _, _ = kernels.rope_cache(
+                    qkv, cos, sin, rows, num_heads=16, num_kv_heads=8, head_dim=128, k_cache=k, v_cache=v, slots=slots
+                )
+                a = kernels.paged_attention(q, k, v, tables, lengths, scale=128**-0.5, workspace=scratch)
             h = kernels.linear(a.flatten(1), layer.out, residual=h)
             y = kernels.gated_linear(h, layer.gate_up, None, "silu", norm=layer.norm)
             h = kernels.linear(y, layer.down, residual=h)
@@ -131,19 +135,46 @@ def test_a_chain_in_a_graph_gives_the_eager_result_every_time(T: int) -> None:
         assert torch.equal(result, expected)
 
 
+def _captured(run: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    return graph, out
+
+
 def test_graph_follows_the_lengths_on_the_device() -> None:
     """A captured graph reads lengths when it runs, not when it was made."""
     from cuformers.kernels.paged_attention import reference, triton
 
     torch.manual_seed(0)
     call: Call = attend(AttentionShape((600, 600), 16, 8, 128), True, torch.bfloat16, GPU)
-    lengths = call.args[4]
-    graph = torch.cuda.CUDAGraph()
-    triton.paged_attention(*call.args, **call.kwargs)
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        out = triton.paged_attention(*call.args, **call.kwargs)
+    graph, out = _captured(lambda: triton.paged_attention(*call.args, **call.kwargs))
     for now in ((1, 600), (0, 64), (65, 599)):
-        lengths.copy_(torch.tensor(now, dtype=torch.int32))
+        call.args[4].copy_(torch.tensor(now, dtype=torch.int32))
         graph.replay()
         assert error(out, reference.paged_attention(*call.args, **call.kwargs)) < 1.5e-2
+
+
+def test_a_graph_of_decode_attention_writes_where_the_slots_on_the_device_say() -> None:
+    """Lengths, slots and rows that change between replays; the workspace's counters are zero after each."""
+    from cuformers.kernels.decode_attention import reference, triton
+
+    torch.manual_seed(0)
+    shape = AttentionShape((600, 600), 16, 8, 128)
+    call = decode(DecodeShape(shape, 128, norm=True), True, torch.bfloat16, GPU)
+    arguments = call.kwargs
+    graph, out = _captured(lambda: triton.decode_attention(**arguments))
+    for now in ((1, 599), (0, 64), (65, 598)):
+        lengths = torch.tensor(now, dtype=torch.int32, device=GPU)
+        last = (lengths - 1).clamp(min=0)
+        slots = arguments["block_tables"].gather(1, last[:, None].long() // 16)[:, 0] * 16 + last % 16
+        arguments["lengths"].copy_(lengths)
+        arguments["slots"].copy_(slots.where(lengths > 0, -1))
+        arguments["rows"].copy_(last % 40)
+        caches = {name: arguments[name].clone() for name in ("k_cache", "v_cache")}
+        graph.replay()
+        assert error(out, reference.decode_attention(**(arguments | caches))) < 1.5e-2
+        assert all(error(arguments[name], cache) < 1.5e-2 for name, cache in caches.items())
+        assert not arguments["workspace"].counters.any()

@@ -7,7 +7,8 @@ from cuformers.kernels.paged_attention.reference import paged_attention
 from cuformers.kernels.paged_attention.triton import config
 from cuformers.kernels.paged_attention.workspace import MAX_SPLITS
 
-from .cases import ATTENTIONS, AttentionShape, attend, error
+from .attention_cases import ATTENTIONS, AttentionShape, attend
+from .judge import error
 
 CPU = torch.device("cpu")
 
