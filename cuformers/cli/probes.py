@@ -20,7 +20,7 @@ from cuformers.nn.attention.choose import BACKENDS
 from cuformers.nn.attention.flash2 import package_problem
 
 PACKAGES = (
-    "torch", "triton", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "rich", "sentencepiece",
+    "torch", "triton", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "rich",
     "flash_attn",
 )  # fmt: skip
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")

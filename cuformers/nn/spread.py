@@ -37,7 +37,8 @@ class Spread:
         if isinstance(value, RopeRows):
             return RopeRows(self._table(value.cos, device), self._table(value.sin, device), value.rows.to(device))
         if isinstance(value, CacheView):
-            return CacheView(value.cache, value.block_tables.to(device), value.slots.to(device))  # scratch is the home device's
+            tables, slots = value.block_tables.to(device), value.slots.to(device)
+            return CacheView(value.cache, tables, slots)  # without the home device's scratch
         if isinstance(value, Mapping):
             return {name: self._value(inner, device) for name, inner in value.items()}
         return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

@@ -6,7 +6,9 @@
         -> [N, Hq, D]
 
 It is `rope_cache` followed by `paged_attention`: norms and rotation of queries and key, the newest key and value to
-the cache, and one query per sequence over all its keys. The newest key is attended to from registers.
+the cache at its slot, and one query per sequence over all its keys. Queries and keys are both normalised or neither
+is. A row of length 0 is padding: its slot is negative, its output zero. A row with keys has a slot, that of position
+length - 1: the newest key and value are attended to from registers, whatever the cache held there.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,8 @@
 
 All tensors share one dtype (the norm's weight may have another). Products accumulate in float32. The normed x is
 rounded to the dtype before the product, as an unfused norm would be. A row of the result depends on its own row of x
-and on the number of rows, never on the other rows' values.
+and on the number of rows, never on the other rows' values. The residual may be overwritten, and the result may be
+its memory: who still needs it afterwards passes a copy.
 """
 
 from collections.abc import Callable

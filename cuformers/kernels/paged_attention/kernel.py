@@ -1,7 +1,7 @@
 """Decode attention: a program owns one kv head of one sequence and one stretch of its keys ("split").
 
-The query heads that share the kv head are the rows of a tensor-core tile. Partial results are merged in the order of
-the splits, by the last program to arrive or by a second kernel. Scores are in base 2: exp2 is what the GPU has.
+The query heads that share the kv head are the rows of a tensor-core tile. Scores are in base 2: exp2 is what the GPU
+has.
 """
 
 import triton
@@ -9,23 +9,7 @@ import triton.language as tl
 
 from cuformers.kernels.activation_triton import tanh
 from cuformers.kernels.paged_attention.heads_kernel import head_weight, load_heads, rotation
-
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _stretch(
-    length, window, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, LEAST: tl.constexpr, WINDOW: tl.constexpr
-):  # fmt: skip
-    """(first visible key, start of split 0, keys per split, splits that have keys); the last is 0 for no keys.
-
-    A split has LEAST keys at the least: merging costs more than a few keys.
-    """
-    first = tl.maximum(length - window, 0) if WINDOW else 0
-    start = first // BLOCK_S * BLOCK_S
-    blocks = tl.cdiv(length - start, BLOCK_S)
-    per_split = tl.maximum(tl.cdiv(blocks, SPLITS) * BLOCK_S, LEAST)
-    return first, start, per_split, tl.cdiv(length - start, per_split)
+from cuformers.kernels.paged_attention.merge_kernel import LOG2E, merge_pair, store_part, store_whole, stretch
 
 
 @triton.jit
@@ -84,47 +68,6 @@ def _attend(
     return acc, top, l * fade + tl.sum(p, axis=1)
 
 
-@triton.jit
-def _merge_head(
-    part_ptr, stats_ptr, sinks_ptr, out_ptr, pair, head, g, active,
-    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
-):  # fmt: skip
-    """Stores one head's output from its partial results; `pair` counts (sequence, kv head)."""
-    split = tl.arange(0, SPLITS)
-    d = tl.arange(0, BLOCK_D)
-    there = split < active
-    row = (pair * SPLITS + split) * G + g
-    m = tl.load(stats_ptr + row * 2, mask=there, other=-float("inf"), cache_modifier=".cg")
-    l = tl.load(stats_ptr + row * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-    mask = there[:, None] & (d < D)[None, :]
-    part = tl.load(part_ptr + row[:, None] * D + d[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-    top = tl.max(m, axis=0)
-    if SINKS:
-        sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2E
-        top = tl.maximum(top, sink)
-    top = tl.where(top == -float("inf"), 0.0, top)
-    share = tl.exp2(m - top)
-    total = tl.sum(share * l, axis=0)
-    if SINKS:
-        total += tl.exp2(sink - top)
-    out = tl.sum(share[:, None] * part, axis=0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out_ptr + (pair * G + g) * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
-
-
-@triton.jit
-def _store_whole(acc, m, l, sinks_ptr, out_ptr, pair, head, g, SINKS: tl.constexpr, D: tl.constexpr, G: tl.constexpr):
-    """Stores the outputs of all heads of a pair that needed one split only. acc: [BLOCK_M, BLOCK_D]."""
-    d = tl.arange(0, acc.shape[1])
-    if SINKS:
-        sink = tl.load(sinks_ptr + head * G + g, mask=g < G, other=0.0).to(tl.float32) * LOG2E
-        top = tl.maximum(m, sink)
-        fade = tl.exp2(m - top)
-        acc, l = acc * fade[:, None], l * fade + tl.exp2(sink - top)
-    out = acc / tl.where(l == 0.0, 1.0, l)[:, None]
-    at = out_ptr + (pair * G + g)[:, None] * D + d[None, :]
-    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=(g < G)[:, None] & (d < D)[None, :])
-
-
 @triton.jit(do_not_specialize=["window", "fresh", "table_stride"])
 def attention_kernel(
     q_ptr, k_ptr, v_ptr, tables_ptr, lengths_ptr, sinks_ptr, out_ptr, part_ptr, stats_ptr, counters_ptr,
@@ -148,7 +91,7 @@ def attention_kernel(
     split = tl.program_id(1)
     n, head = pair // HKV, pair % HKV
     length = tl.load(lengths_ptr + n, cache_modifier=".cg")
-    first, start, per_split, active = _stretch(length, window, SPLITS, BLOCK_S, LEAST, WINDOW)
+    first, start, per_split, active = stretch(length, window, SPLITS, BLOCK_S, LEAST, WINDOW)
     begin = start + split * per_split
     end = tl.minimum(begin + per_split, length)
     if (begin >= end) & (split > 0):
@@ -215,49 +158,18 @@ def attention_kernel(
             k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
         acc, m, l = _attend(q, k, v, acc, m, l, at, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
     if SPLITS == 1:
-        _store_whole(acc, m, l, sinks_ptr, out_ptr, pair, head, g, SINKS, D, G)
+        store_whole(acc, m, l, sinks_ptr, out_ptr, pair, head, g, SINKS, D, G)
     elif MERGE == "later":
-        _store_part(acc, m, l, part_ptr, stats_ptr, pair * SPLITS + split, g, D, G)
+        store_part(acc, m, l, part_ptr, stats_ptr, pair * SPLITS + split, g, D, G)
     elif active <= 1:
-        _store_whole(acc, m, l, sinks_ptr, out_ptr, pair, head, g, SINKS, D, G)
+        store_whole(acc, m, l, sinks_ptr, out_ptr, pair, head, g, SINKS, D, G)
     else:
-        _store_part(acc, m, l, part_ptr, stats_ptr, pair * SPLITS + split, g, D, G)
+        store_part(acc, m, l, part_ptr, stats_ptr, pair * SPLITS + split, g, D, G)
         # The barrier puts every thread's stores before the one thread's release.
         tl.debug_barrier()
         arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel")
         if arrived == active - 1:
-            for i in tl.static_range(G):
-                _merge_head(
-                    part_ptr, stats_ptr, sinks_ptr, out_ptr, pair, head * G + i, i, active, G, D, BLOCK_D, SPLITS,
-                    SINKS,
-                )  # fmt: skip
+            merge_pair(
+                part_ptr, stats_ptr, sinks_ptr, out_ptr, pair, head, active, G, D, BLOCK_D, SPLITS, SINKS
+            )  # fmt: skip
             tl.store(counters_ptr + pair, 0)
-
-
-@triton.jit
-def _store_part(acc, m, l, part_ptr, stats_ptr, part, g, D: tl.constexpr, G: tl.constexpr):
-    d = tl.arange(0, acc.shape[1])
-    row = part * G + g
-    tl.store(part_ptr + row[:, None] * D + d[None, :], acc, mask=(g < G)[:, None] & (d < D)[None, :])
-    tl.store(stats_ptr + row * 2, m, mask=g < G)
-    tl.store(stats_ptr + row * 2 + 1, l, mask=g < G)
-
-
-@triton.jit(do_not_specialize=["window"])
-def merge_kernel(
-    part_ptr, stats_ptr, sinks_ptr, out_ptr, lengths_ptr, window,
-    HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
-    LEAST: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Grid [N * HKV, G]: one program per query head."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    pair = tl.program_id(0).to(tl.int64)
-    g = tl.program_id(1)
-    length = tl.load(lengths_ptr + pair // HKV, cache_modifier=".cg")
-    active = _stretch(length, window, SPLITS, BLOCK_S, LEAST, WINDOW)[3]
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    _merge_head(
-        part_ptr, stats_ptr, sinks_ptr, out_ptr, pair, (pair % HKV) * G + g, g, active, G, D, BLOCK_D, SPLITS, SINKS
-    )

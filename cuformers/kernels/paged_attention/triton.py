@@ -9,12 +9,13 @@ from torch import Tensor
 from cuformers.base.errors import bad_argument
 from cuformers.kernels.launch import interpreted, pdl, sms
 from cuformers.kernels.norm_args import Norm
-from cuformers.kernels.paged_attention.kernel import attention_kernel, merge_kernel
+from cuformers.kernels.paged_attention.kernel import attention_kernel
+from cuformers.kernels.paged_attention.merge_kernel import merge_kernel
 from cuformers.kernels.paged_attention.workspace import MAX_SPLITS, Workspace
 
 LOG2E = 1.4426950408889634
 MAX_GROUP_HERE = 8
-"""Query heads per kv head up to which the last program merges; it does so one head after the other."""
+"""Query heads per kv head up to which the last program merges; it does so two heads at a time."""
 
 
 class AttentionConfig(NamedTuple):
@@ -105,6 +106,7 @@ def launch(
     HKV, PAGE, D = k_cache.shape[1:]
     G = num_heads // HKV
     cut = cut or config(N, HKV, D, num_sms=sms(q.device))
+    assert cut.least > 0 and cut.least % cut.block_s == 0, "a stretch is whole tiles"
     out = torch.empty((N, num_heads, D), dtype=q.dtype, device=q.device)
     if N == 0:
         return out
