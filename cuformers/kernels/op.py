@@ -6,6 +6,8 @@ from typing import Literal
 
 import torch
 
+from cuformers.kernels.guard import guarded
+
 Mode = Literal["infer", "train"]
 HALF = frozenset({torch.bfloat16, torch.float16})
 FLOATS = HALF | {torch.float32}
@@ -63,6 +65,8 @@ class Choice:
     op: str
     implementation: Implementation
     refused: dict[str, str]
+    function: Callable
+    """The implementation's; where it has no train mode it gives way to the reference when a gradient is asked for."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,12 @@ class Op:
                 continue
             reason = candidate.why_not(problem)
             if reason is None:
-                return Choice(op=self.name, implementation=candidate, refused=refused)
+                return Choice(op=self.name, implementation=candidate, refused=refused, function=self._load(candidate))
             refused[candidate.name] = reason
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         remedy = "kernels='auto' takes one that can."
         raise ValueError(f"no implementation of {self.name} serves {problem}: {reasons}. {remedy}")
+
+    def _load(self, candidate: Implementation) -> Callable:
+        function = candidate.load()
+        return function if "train" in candidate.modes else guarded(function, self.implementations[-1].load())

@@ -55,6 +55,8 @@ class Kernels:
 def select(problem: Problem, want: str = "auto") -> Kernels:
     """The best functions for the problem.
 
+    A function without a train mode never swallows a gradient: see `guard`.
+
     Args:
         problem: device, dtype and mode of the model.
         want: "auto", or the name of the implementation that every op must use.
@@ -63,7 +65,7 @@ def select(problem: Problem, want: str = "auto") -> Kernels:
         ValueError: the wanted implementation is unknown or can't serve the problem.
     """
     choices = tuple(op.choose(problem, want) for op in OPS)
-    return Kernels(**{choice.op: choice.implementation.load() for choice in choices}, choices=choices)
+    return Kernels(**{choice.op: choice.function for choice in choices}, choices=choices)
 
 
 @cache

@@ -76,7 +76,7 @@ BUILDS = [
         | {"G": 7, "PAGE": 16, "SPLITS": 4, "WINDOW": True, "SOFTCAP": True, "SINKS": False, "MERGE": "here"}
         | {"FUSED": True, "HALF": 24, "NORM": False, "D": 80},
     ),
-    Build("paged_attention.kernel.merge_kernel", MERGE | {"SPLITS": 32, "WINDOW": True, "SINKS": True}),
+    Build("paged_attention.merge_kernel.merge_kernel", MERGE | {"SPLITS": 32, "WINDOW": True, "SINKS": True}),
     Build("sample.threshold_kernel.split_kernel", {"SPLITS": 38, "BLOCK": 4096, "STRIPE": 32, "CANDIDATES": 64}, 8),
     Build("sample.threshold_kernel.row_kernel", {"SPLITS": 38, "SPLITS_BLOCK": 64, "BLOCK": 4096, "CANDIDATES": 64}, 8),
     Build("sample.draw_kernel.draw_kernel", {"BLOCK": 2048, "GREEDY": False}),

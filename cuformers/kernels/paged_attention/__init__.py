@@ -7,7 +7,7 @@
 `window`: a query at position p sees keys at positions > p - window. `softcap`: scores become
 softcap * tanh(score / softcap). `sinks`: one more score per head, without a value. `fresh`: how many keys at the end
 of a sequence this very step has written (the rest may be read before the step's earlier kernels have finished).
-`workspace`: see `workspace.py`; with it the op is one launch, without it two.
+`workspace`: see `workspace.py`; with it, and up to 8 query heads for each kv head, the op is one launch, else two.
 Pool positions that are not seen never reach the result, whatever they hold.
 """
 
