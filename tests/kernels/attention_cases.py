@@ -11,6 +11,7 @@ from cuformers.kernels.paged_attention.workspace import workspace
 
 from .judge import Call, Case, randn
 
+
 @dataclass(frozen=True)
 class RopeShape:
     """A rope_cache problem: `rot` rotated dims (0: none), which norms there are, and whether a cache is written."""

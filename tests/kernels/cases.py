@@ -12,6 +12,7 @@ from cuformers.kernels.norm_args import Norm
 from .attention_cases import attentions, decodes, ropes
 from .judge import Call, Case, poisoned, randn
 
+
 def norms(sizes: tuple[tuple[int, ...], ...] = ((3, 100), (2, 2, 64), (1, 1))) -> list[Case]:
     """rms_norm and its two sums."""
     cases = []
@@ -87,7 +88,9 @@ def advances() -> list[Case]:
         eos = torch.tensor([[7, -1, -1], [8, -1, -1], [5, 6, 9], [9, 9, 9], [-1] * 3, [9, 8, -1], [1, 2, 3]])
         state = (torch.arange(7), *int32, limits, tables.int(), torch.randint(0, 99, (7, 60)).int(), eos)
         sampled = torch.tensor([9, 7, 9, 9, 9, 7, 9])
-        return Call((), {"sampled": sampled.to(device), "state": DecodeState(*(x.to(device) for x in state), 16)}, ("state",))
+        return Call(
+            (), {"sampled": sampled.to(device), "state": DecodeState(*(x.to(device) for x in state), 16)}, ("state",)
+        )
 
     return [Case("advance", "rows", make)]
 

@@ -18,12 +18,12 @@ CAPABILITIES = (80, 90, 100, 120)
 TYPES = {
     "bf16": "x w bias norm residual y weight sum qkv q_norm k_norm k_cache v_cache q k v sinks out logits",
     "fp32": "cos sin part stats temperature top_p min_p candidates peaks sums thresholds values",
-    "i32": "rows slots tables lengths counters top_k counts cuts tokens",
     "i64": "seeds positions",
+    "i32": "rows slots tables lengths counters top_k counts cuts tokens",
 }
 POINTERS = {f"{name}_ptr": f"*{dtype}" for dtype, names in TYPES.items() for name in names.split()}
-POINTERS |= {"sampled": "*i64", "tokens": "*i64", "eos": "*i64"}
-POINTERS |= {name: "*i32" for name in "positions lengths slots limits block_tables history".split()}
+POINTERS |= dict.fromkeys(("sampled", "tokens", "eos"), "*i64")
+POINTERS |= dict.fromkeys(("positions", "lengths", "slots", "limits", "block_tables", "history"), "*i32")
 FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap")
 
 

@@ -123,9 +123,8 @@ def attention_kernel(
     if FUSED:
         row_ptr = q_ptr + n * q_stride
         there = (g < G)[:, None] & (d < D)[None, :]
-        q = load_heads(
-            row_ptr + (head * G + g)[:, None] * D, there, d, cos, sin, q_weight, eps_q, D, HALF, NORM
-        ).to(k.dtype)
+        q_at = row_ptr + (head * G + g)[:, None] * D
+        q = load_heads(q_at, there, d, cos, sin, q_weight, eps_q, D, HALF, NORM).to(k.dtype)
         one = tl.zeros((1, 1), dtype=tl.int64)
         alone = (d < D)[None, :]
         k_at = row_ptr + one + (HKV * G + head) * D
@@ -138,7 +137,7 @@ def attention_kernel(
         is_new = (begin + tl.arange(0, BLOCK_S) == newest)[:, None]
         k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
     else:
-        if PDL:
+        if PDL:  # noqa: SIM102 a constant and a run-time condition
             if begin + BLOCK_S > old:
                 low = tl.maximum(first, old)
                 k_new, v_new = _load_tile(
