@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import TypeVar
 
 from cuformers.base import env
@@ -188,7 +190,6 @@ def resolve_folder(
 
 def _explained(repo: str, revision: str | None, fetch: Callable[[], _T]) -> _T:
     """What `fetch` returns; the hub's failures become CheckpointErrors that name the remedy."""
-    import httpx
     from huggingface_hub import errors
 
     at = f"{repo} at revision {revision!r}" if revision else repo
@@ -209,7 +210,7 @@ def _explained(repo: str, revision: str | None, fetch: Callable[[], _T]) -> _T:
         text = f"{at} is not (completely) in the local cache and the hub was not reached: {_first_line(error)} "
         text += "Connect, unset HF_HUB_OFFLINE, pass local_files_only=False, or name a local folder."
         cause = error
-    except (errors.OfflineModeIsEnabled, httpx.TransportError, ConnectionError) as error:
+    except (errors.OfflineModeIsEnabled, http_client().TransportError, ConnectionError) as error:
         text = f"{at} can't be fetched, the hub was not reached: {_first_line(error)} "
         text += "Connect, or name a local folder."
         cause = error
@@ -220,6 +221,14 @@ def _explained(repo: str, revision: str | None, fetch: Callable[[], _T]) -> _T:
     except PermissionError as error:
         raise _unreadable(error.filename or "the hub's cache") from error
     raise CheckpointError(text) from cause
+
+
+def http_client() -> ModuleType:
+    """The HTTP library that the installed huggingface_hub raises the errors of: httpx, or httpx2 from 2.0 on."""
+    import huggingface_hub
+
+    major = int(huggingface_hub.__version__.split(".")[0])
+    return import_module("httpx" if major < 2 else "httpx2")
 
 
 def _is_cached(repo: str, revision: str | None, cache_dir: str | Path | None) -> bool:

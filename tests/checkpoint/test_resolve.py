@@ -2,7 +2,6 @@
 
 import os
 
-import httpx
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
@@ -11,6 +10,7 @@ from cuformers.base.errors import CheckpointError
 from cuformers.checkpoint.resolve import (
     FOLDER_PATTERNS,
     folder_patterns,
+    http_client,
     looks_like_path,
     require_file,
     resolve_file,
@@ -104,6 +104,9 @@ def test_the_cache_answers_offline(cache):
     ):
         with pytest.raises(CheckpointError, match=r"not \(completely\) in the local cache.*local_files_only=False"):
             find()
+
+
+httpx = http_client()
 
 
 def response(status=404):
