@@ -46,7 +46,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "encoder_no_repeat_ngram_size": Unsupported((0,), _ENCODER),
     "decoder_start_token_id": Unsupported((), "It only acts in encoder-decoder models.", inert=True),
     "output_attentions": Unsupported((False,), "Attention weights are never materialized while generating."),
-    "output_hidden_states": Unsupported((False,), "Hidden states are not returned yet; a forward hook on model.model.layers[i] sees them."),
+    "output_hidden_states": Unsupported((False,), "A forward hook on model.model.layers[i] sees them."),
     "use_cache": Unsupported((True,), "The cache is always used; the tokens are the same.", inert=True),
     "cache_implementation": Unsupported(("dynamic", "static", "paged"), _CACHE),
     "cache_config": Unsupported((), _CACHE),

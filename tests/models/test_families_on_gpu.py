@@ -1,0 +1,60 @@
+"""Every family on a GPU: the kernels give the tokens of plain PyTorch, and of transformers on the CPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuformers.auto.causal_lm import AutoModelForCausalLM
+from tests.models.families import FAMILIES, tiny_model
+
+pytestmark = pytest.mark.gpu
+OPTIONS = dict(max_new_tokens=60, do_sample=False, eos_token_id=None, pad_token_id=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_kernels_give_the_references_tokens(name: str, tmp_path: Path) -> None:
+    oracle = tiny_model(name)
+    oracle.save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32", device_map="cuda")
+    torch.manual_seed(0)
+    ids = torch.randint(3, 128, (3, 20))
+    mask = torch.ones_like(ids)
+    mask[0, :7], mask[2, :3] = 0, 0
+    fast = model.generate(ids.cuda(), attention_mask=mask.cuda(), **OPTIONS)
+    again = model.generate(ids.cuda(), attention_mask=mask.cuda(), **OPTIONS)  # from captured graphs
+    assert torch.equal(fast, again)
+    model.set_kernels("reference")
+    model.set_attn_implementation("eager")
+    assert torch.equal(fast, model.generate(ids.cuda(), attention_mask=mask.cuda(), **OPTIONS))
+    row = ids[1:2]
+    expected = oracle.generate(row, use_cache="longrope" not in name, **OPTIONS)
+    assert torch.equal(fast[1:2].cpu(), expected)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2", "eager"])
+def test_bf16_logits_are_as_near_as_transformers(attention: str, tmp_path: Path) -> None:
+    oracle = tiny_model("qwen3")
+    oracle.save_pretrained(tmp_path)
+    ids = torch.randint(3, 128, (2, 50), generator=torch.Generator().manual_seed(1))
+    exact = oracle(ids).logits
+    rounded = (oracle.bfloat16()(ids).logits.float() - exact).norm() / exact.norm()
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype="bfloat16", device_map="cuda", attn_implementation=attention
+    )
+    with torch.no_grad():
+        ours = model(ids.cuda()).logits.float().cpu()
+    assert (ours - exact).norm() / exact.norm() < 1.25 * rounded
+
+
+def test_gradients_in_evaluation_mode_are_whole(tmp_path: Path) -> None:
+    tiny_model("qwen3").save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32", device_map="cuda")
+    ids = torch.randint(3, 128, (2, 30), device="cuda")
+    model(ids, labels=ids).loss.backward()
+    evaluated = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model.train()
+    model(ids, labels=ids).loss.backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(evaluated[name], p.grad, msg=name)
