@@ -114,6 +114,9 @@ class Sampling:
         (1.0, 0, 1.0, 0.0),
         (2.0, 10_000, 0.99, 0.0),
         (1.0, 1, 0.0, 0.0),
+        (1.0, 100, 0.9, 0.0),
+        (1.5, 10_000, 0.9999, 0.01),
+        (1.0, 0, 0.5, 0.0),
     )
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -134,6 +137,8 @@ def check_sampling(num_tokens: int, spread: float, dtype: torch.dtype, device: t
     logits[1, 3] = torch.nan
     logits[2, num_tokens // 2 :] = -torch.inf
     logits[6] = logits[6].round()  # ties
+    logits[10, ::3] = -1e4  # banned by a finite number
+    logits[11] = 1.5  # nothing but ties
     with poisoned():
         found = triton.thresholds(logits, *settings)
     expected = reference.thresholds(logits, *settings)

@@ -17,9 +17,9 @@ triton = pytest.importorskip("triton")
 CAPABILITIES = (80, 90, 100, 120)
 TYPES = {
     "bf16": "x w bias norm residual y weight sum qkv q_norm k_norm k_cache v_cache q k v sinks out logits",
-    "fp32": "cos sin part stats temperature top_p min_p candidates peaks sums thresholds values",
-    "i64": "seeds positions",
-    "i32": "rows slots tables lengths counters top_k counts cuts tokens",
+    "fp32": "cos sin part stats temperature top_p min_p candidates tops lows sums scales collected thresholds values",
+    "i64": "seeds positions bin_masses",
+    "i32": "rows slots tables lengths counters top_k counts cuts flat bin_counts tokens",
 }
 POINTERS = {f"{name}_ptr": f"*{dtype}" for dtype, names in TYPES.items() for name in names.split()}
 POINTERS |= dict.fromkeys(("sampled", "tokens", "eos"), "*i64")
@@ -44,6 +44,7 @@ DOT = {"BLOCK_N": 8, "BLOCK_K": 128, "SLICES": 4, "K": 1024, "UPCAST": False}
 ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False}
 ATTENTION |= {"LEAST": 128, "FUSED": False, "HALF": 0, "NORM": False}
 MERGE = {"HKV": 8, "G": 2, "D": 128, "BLOCK_D": 128, "BLOCK_S": 64, "LEAST": 128}
+SPLIT = {"SPLITS": 38, "CANDIDATES": 64, "SHIFT": 16}
 BUILDS = [
     Build("norm.triton._norm_kernel", {"H": 1000, "BLOCK": 1024, "ADD": "before"}),
     Build("gated_linear.triton._gate_kernel", {"BLOCK": 1024, "ACTIVATION": "gelu"}),
@@ -77,8 +78,10 @@ BUILDS = [
         | {"FUSED": True, "HALF": 24, "NORM": False, "D": 80},
     ),
     Build("paged_attention.merge_kernel.merge_kernel", MERGE | {"SPLITS": 32, "WINDOW": True, "SINKS": True}),
-    Build("sample.threshold_kernel.split_kernel", {"SPLITS": 38, "BLOCK": 4096, "STRIPE": 32, "CANDIDATES": 64}, 8),
-    Build("sample.threshold_kernel.row_kernel", {"SPLITS": 38, "SPLITS_BLOCK": 64, "BLOCK": 4096, "CANDIDATES": 64}, 8),
+    Build("sample.threshold_kernel.split_kernel", SPLIT | {"BLOCK": 4096, "STRIPE": 32}, 8),
+    Build("sample.threshold_kernel.row_kernel", SPLIT | {"SPLITS_BLOCK": 64, "BINS": 2048}, 8),
+    Build("sample.flat_kernel.histogram_kernel", {"BINS": 2048, "BLOCK": 4096}, 8),
+    Build("sample.flat_kernel.collect_kernel", {"BINS": 2048, "BLOCK": 4096, "ROOM": 4096, "SHIFT": 16}, 8),
     Build("sample.draw_kernel.draw_kernel", {"BLOCK": 2048, "GREEDY": False}),
     Build("sample.draw_kernel.pick_kernel", {"BLOCK": 128}, 1),
     Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4}, 1),

@@ -49,3 +49,21 @@ def load_heads(at, mask, d, cos, sin, weight, eps, D: tl.constexpr, HALF: tl.con
             y = y * rstd * weight[1][None, :]
         x = x * cos[None, :] + y * sin[None, :]
     return x
+
+
+@triton.jit
+def load_row(
+    row_ptr, head, g, d, cos, sin, q_weight, k_weight, eps_q, eps_k,
+    HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """From one projected row: the queries [M, BLOCK_D] of a kv head, its key and its value [1, BLOCK_D], rounded."""
+    dtype = row_ptr.dtype.element_ty
+    there = (g < G)[:, None] & (d < D)[None, :]
+    alone = (d < D)[None, :]
+    zero = tl.zeros((1, 1), dtype=tl.int64)
+    q_at = row_ptr + (head * G + g)[:, None] * D
+    k_at = row_ptr + (HKV * G + head) * D + zero
+    v_at = row_ptr + (HKV * G + HKV + head) * D + d[None, :]
+    q = load_heads(q_at, there, d, cos, sin, q_weight, eps_q, D, HALF, NORM)
+    k = load_heads(k_at, alone, d, cos, sin, k_weight, eps_k, D, HALF, NORM)
+    return q.to(dtype), k.to(dtype), tl.load(v_at, mask=alone, other=0.0)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from cuformers.kernels.activation_triton import tanh
-from cuformers.kernels.paged_attention.heads_kernel import head_weight, load_heads, rotation
+from cuformers.kernels.paged_attention.heads_kernel import head_weight, load_row, rotation
 from cuformers.kernels.paged_attention.merge_kernel import LOG2E, merge_pair, store_part, store_whole, stretch
 
 
@@ -48,6 +48,15 @@ def _load_tile(
 
 
 @triton.jit
+def _capped(s, softcap, SOFTCAP: tl.constexpr):
+    """Scores in base 2."""
+    if SOFTCAP:
+        return softcap * LOG2E * tanh(s / softcap)
+    else:
+        return s
+
+
+@triton.jit
 def _attend(
     q, k, v, acc, m, l, start, low, high, scale, softcap,
     BLOCK_S: tl.constexpr, SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
@@ -57,8 +66,7 @@ def _attend(
         q, k, v = q.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
     position = start + tl.arange(0, BLOCK_S)
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    if SOFTCAP:
-        s = softcap * LOG2E * tanh(s / softcap)
+    s = _capped(s, softcap, SOFTCAP)
     s = tl.where(((position >= low) & (position < high))[None, :], s, -float("inf"))
     top = tl.maximum(m, tl.max(s, axis=1))
     safe = tl.where(top == -float("inf"), 0.0, top)
@@ -106,7 +114,6 @@ def attention_kernel(
     k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, first, here, D, BLOCK_D, PAGE, BLOCK_S)
     g = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
-    newest = length - 1
     if FUSED:
         cos, sin = rotation(cos_ptr, sin_ptr, tl.load(rows_ptr + n, cache_modifier=".cg"), d, HALF)
         slot = tl.load(slots_ptr + n, cache_modifier=".cg").to(tl.int64)
@@ -121,21 +128,19 @@ def attention_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
     if FUSED:
-        row_ptr = q_ptr + n * q_stride
-        there = (g < G)[:, None] & (d < D)[None, :]
-        q_at = row_ptr + (head * G + g)[:, None] * D
-        q = load_heads(q_at, there, d, cos, sin, q_weight, eps_q, D, HALF, NORM).to(k.dtype)
-        one = tl.zeros((1, 1), dtype=tl.int64)
-        alone = (d < D)[None, :]
-        k_at = row_ptr + one + (HKV * G + head) * D
-        k_new = load_heads(k_at, alone, d, cos, sin, k_weight, eps_k, D, HALF, NORM).to(k.dtype)
-        v_new = tl.load(row_ptr + one + (HKV * G + HKV + head) * D + d[None, :], mask=alone, other=0.0)
+        q, k_new, v_new = load_row(
+            q_ptr + n * q_stride, head, g, d, cos, sin, q_weight, k_weight, eps_q, eps_k, HKV, G, D, HALF, NORM
+        )
         if (end == length) & (slot >= 0):
-            at = one + slot % PAGE * D + d[None, :]
-            tl.store(k_ptr + slot // PAGE * k_page_stride + at, k_new, mask=alone)
-            tl.store(v_ptr + slot // PAGE * v_page_stride + at, v_new, mask=alone)
-        is_new = (begin + tl.arange(0, BLOCK_S) == newest)[:, None]
-        k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
+            at = slot % PAGE * D + d[None, :]
+            tl.store(k_ptr + slot // PAGE * k_page_stride + at, k_new, mask=(d < D)[None, :])
+            tl.store(v_ptr + slot // PAGE * v_page_stride + at, v_new, mask=(d < D)[None, :])
+        # The newest key opens the running softmax of its split, apart from all tiles.
+        mine = (end == length) & (length > 0)
+        score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), axis=1) * scale
+        m = tl.where(mine, _capped(score, softcap, SOFTCAP), m)
+        l = tl.where(mine, 1.0, l)
+        acc = tl.where(mine, acc + v_new.to(tl.float32), acc)
     else:
         if PDL:  # noqa: SIM102 a constant and a run-time condition
             if begin + BLOCK_S > old:
@@ -147,14 +152,11 @@ def attention_kernel(
                 k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
         q_at = q_ptr + n * q_stride + (head * G + g)[:, None] * D + d[None, :]
         q = tl.load(q_at, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
+    end = old if FUSED else end
     acc, m, l = _attend(q, k, v, acc, m, l, begin, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
     for at in tl.range(begin + BLOCK_S, end, BLOCK_S, num_stages=STAGES):
         page = _tile_pages(tables_ptr, at, first, end, PAGE, BLOCK_S, False)
-        high = tl.minimum(end, newest) if FUSED else end
-        k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, at, first, high, D, BLOCK_D, PAGE, BLOCK_S)
-        if FUSED:
-            is_new = (at + tl.arange(0, BLOCK_S) == newest)[:, None]
-            k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
+        k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, at, first, end, D, BLOCK_D, PAGE, BLOCK_S)
         acc, m, l = _attend(q, k, v, acc, m, l, at, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
     if SPLITS == 1:
         store_whole(acc, m, l, sinks_ptr, out_ptr, pair, head, g, SINKS, D, G)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from cuformers.kernels.sample.threshold_kernel import inverse, scaled
+from cuformers.kernels.sample.keys_kernel import inverse, raw
 
 
 @triton.jit
@@ -31,10 +31,10 @@ def draw_kernel(
     token = split * BLOCK + tl.arange(0, BLOCK)
     logits_ptr += row * V
     if GREEDY:
-        score = scaled(logits_ptr, token, V, 1.0)
+        score = raw(logits_ptr, token, V)
     else:
         temperature = tl.load(temperature_ptr + row)
-        score = scaled(logits_ptr, token, V, inverse(temperature))
+        score = raw(logits_ptr, token, V) * inverse(temperature)
         if temperature > 0.0:
             kept = score >= tl.load(thresholds_ptr + row)
             # Noise is the costly part, and most blocks of a filtered row keep nothing.

@@ -1,53 +1,32 @@
 """From a row's filters to the least logit they keep, without sorting a vocabulary.
 
-First, each of a row's splits finds its own largest logits (fewer than CANDIDATES, by bisection on the bits) and its
+First, each of a row's splits finds its own largest logits (fewer than CANDIDATES, by bisection on their keys) and its
 part of the softmax's sum. Then one program per row bisects among all candidates. The answer is exact when it is not
-below any split's cut, which is the case unless very many tokens are kept; then the same search runs over the row.
+below any split's cut, which is the case unless very many tokens are kept; such flat rows are left to `flat_kernel`.
 """
 
 import triton
 import triton.language as tl
 
+from cuformers.kernels.sample.keys_kernel import NEGATIVE_INFINITY, bottom, float_of, inverse, key_of, middle, raw
 
-@triton.jit
-def key_of(x):
-    """Float32 -> int32 in the same order; its own inverse on the bits."""
-    bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def float_of(key):
-    """The float32 of a key."""
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def inverse(temperature):
-    """What scales a row's logits: 1 / temperature, correctly rounded as in torch; 1 for a greedy row."""
-    return tl.where(temperature > 0.0, tl.div_rn(1.0, tl.maximum(temperature, 1e-6)), 1.0)
-
-
-@triton.jit
-def scaled(ptr, index, V, factor):
-    """logits * factor; -inf for NaN and past the end."""
-    x = tl.load(ptr + index, mask=index < V, other=-float("inf")).to(tl.float32)
-    return tl.where(x == x, x * factor, -float("inf"))
-
-
-@triton.jit
-def _middle(low, high):
-    """Floor of the mean without overflow."""
-    return (low & high) + ((low ^ high) >> 1)
+LARGEST = tl.constexpr(2147483647)
+SPAN = tl.constexpr(36.0)
+"""A token so far below the peak (in scaled logits) has no say in top_p: a vocabulary of them weighs less than the
+distance of any float32 from 1."""
 
 
 @triton.jit
 def split_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr,
-    candidates_ptr, counts_ptr, cuts_ptr, peaks_ptr, sums_ptr, V,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr, STRIPE: tl.constexpr, CANDIDATES: tl.constexpr, PDL: tl.constexpr,
+    candidates_ptr, counts_ptr, cuts_ptr, tops_ptr, lows_ptr, sums_ptr, V,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr, STRIPE: tl.constexpr, CANDIDATES: tl.constexpr, SHIFT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [B, SPLITS]. A split is every SPLITS-th stripe of STRIPE tokens, as likely tokens are often neighbours."""
+    """Grid [B, SPLITS]. A split is every SPLITS-th stripe of STRIPE tokens, as likely tokens are often neighbours.
+
+    Stores its largest and least finite logit, and its softmax sum relative to the largest.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -58,73 +37,58 @@ def split_kernel(
         return
     i = tl.arange(0, BLOCK)
     index = (i // STRIPE * SPLITS + split) * STRIPE + i % STRIPE
-    z = scaled(logits_ptr + row.to(tl.int64) * V, index, V, inverse(temperature))
+    x = raw(logits_ptr + row.to(tl.int64) * V, index, V)
     at = row * SPLITS + split
-    peak = tl.max(z, axis=0)
-    tl.store(peaks_ptr + at, peak)
+    top = tl.max(x, axis=0)
+    tl.store(tops_ptr + at, top)
     if searched:
-        safe = tl.where(peak == -float("inf"), 0.0, peak)
-        tl.store(sums_ptr + at, tl.sum(tl.exp(z - safe), axis=0))
-        key = key_of(z)
-        # Fewer than CANDIDATES keys are >= high, at least as many are >= low.
-        low = key_of(tl.full((), -float("inf"), tl.float32))
-        high = key_of(peak) + 1
-        while low + 1 < high:
-            mid = _middle(low, high)
-            enough = tl.sum((key >= mid).to(tl.int32), axis=0) >= CANDIDATES
-            low = tl.where(enough, mid, low)
-            high = tl.where(enough, high, mid)
-        kept = key >= high
-        slot = tl.cumsum(kept.to(tl.int32), axis=0) - 1
-        tl.store(candidates_ptr + at.to(tl.int64) * CANDIDATES + slot, z, mask=kept)
-        tl.store(counts_ptr + at, tl.sum(kept.to(tl.int32), axis=0))
+        factor = inverse(temperature)
+        safe = tl.where(top == NEGATIVE_INFINITY, 0.0, top * factor)
+        tl.store(lows_ptr + at, tl.min(tl.where(x == NEGATIVE_INFINITY, float("inf"), x), axis=0))
+        tl.store(sums_ptr + at, tl.sum(tl.exp(x * factor - safe), axis=0))
+        key = key_of(x, SHIFT)
+        # Fewer than CANDIDATES keys are >= high, namely `kept`. Any such cut will do that keeps half the slots full.
+        low = bottom(SHIFT)
+        high = key_of(top, SHIFT) + 1
+        kept = tl.full((), 0, tl.int32)
+        while (low + 1 < high) & (kept < CANDIDATES // 2):
+            mid = middle(low, high)
+            count = tl.sum((key >= mid).to(tl.int32), axis=0)
+            low = tl.where(count >= CANDIDATES, mid, low)
+            high = tl.where(count >= CANDIDATES, high, mid)
+            kept = tl.where(count >= CANDIDATES, kept, count)
+        chosen = key >= high
+        slot = tl.cumsum(chosen.to(tl.int32), axis=0) - 1
+        tl.store(candidates_ptr + at.to(tl.int64) * CANDIDATES + slot, x, mask=chosen)
+        tl.store(counts_ptr + at, tl.sum(chosen.to(tl.int32), axis=0))
         tl.store(cuts_ptr + at, high)
 
 
 @triton.jit
-def _count_and_mass(
-    mid, tile, logits_ptr, V, factor, peak, floor, WHOLE: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """(tokens with key >= mid, softmax mass relative to the peak of those with key > mid and key >= floor)."""
-    if WHOLE:
-        count = tl.zeros((BLOCK,), dtype=tl.int32)
-        mass = tl.zeros((BLOCK,), dtype=tl.float32)
-        for start in tl.range(0, V, BLOCK):
-            z = scaled(logits_ptr, start + tl.arange(0, BLOCK), V, factor)
-            key = key_of(z)
-            count += (key >= mid).to(tl.int32)
-            mass += tl.where((key > mid) & (key >= floor), tl.exp(z - peak), 0.0)
-    else:
-        key = key_of(tile)
-        count = (key >= mid).to(tl.int32)
-        mass = tl.where((key > mid) & (key >= floor), tl.exp(tile - peak), 0.0)
-    return tl.sum(count, axis=0), tl.sum(mass, axis=0)
-
-
-@triton.jit
-def _search(
-    tile, logits_ptr, V, factor, peak, total, top_k, top_p, WHOLE: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """(least key kept by top_k, by both). `total`: softmax mass of the whole row relative to its peak."""
-    bottom = key_of(tl.full((), -float("inf"), tl.float32))
-    top = key_of(peak)
-    floor = bottom
+def _search(x, factor, peak, total, top_k, top_p, SHIFT: tl.constexpr):
+    """(least key kept by top_k, by both) among candidates x. `total`: the whole row's mass relative to its peak."""
+    key = key_of(x, SHIFT)
+    mass = tl.exp(x * factor - peak)
+    floor = bottom(SHIFT)
+    top = tl.max(key, axis=0)
     if top_k > 0:
         high = top + 1
         while floor + 1 < high:
-            mid = _middle(floor, high)
-            count, _ = _count_and_mass(mid, tile, logits_ptr, V, factor, peak, bottom, WHOLE, BLOCK)
+            mid = middle(floor, high)
+            count = tl.sum((key >= mid).to(tl.int32), axis=0)
             floor = tl.where(count >= top_k, mid, floor)
-            high = tl.where(count >= top_k, high, mid)
-        _, total = _count_and_mass(floor - 1, tile, logits_ptr, V, factor, peak, floor, WHOLE, BLOCK)
+            # Just as many as wanted: the search is over.
+            high = tl.where(count > top_k, high, tl.where(count == top_k, mid + 1, mid))
+        floor = tl.min(tl.where(key >= floor, key, LARGEST), axis=0)
+        total = tl.sum(tl.where(key >= floor, mass, 0.0), axis=0)
     least = floor
     if top_p < 1.0:
         goal = tl.maximum(top_p * total, 1e-38)
         low = floor - 1
         least = top
         while low + 1 < least:
-            mid = _middle(low, least)
-            _, above = _count_and_mass(mid, tile, logits_ptr, V, factor, peak, floor, WHOLE, BLOCK)
+            mid = middle(low, least)
+            above = tl.sum(tl.where(key > mid, mass, 0.0), axis=0)
             least = tl.where(above < goal, mid, least)
             low = tl.where(above < goal, low, mid)
     return floor, least
@@ -132,12 +96,17 @@ def _search(
 
 @triton.jit
 def row_kernel(
-    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr,
-    candidates_ptr, counts_ptr, cuts_ptr, peaks_ptr, sums_ptr, thresholds_ptr, V,
-    SPLITS: tl.constexpr, SPLITS_BLOCK: tl.constexpr, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr,
-    PDL: tl.constexpr,
+    temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr,
+    candidates_ptr, counts_ptr, cuts_ptr, tops_ptr, lows_ptr, sums_ptr,
+    thresholds_ptr, flat_ptr, scales_ptr, bin_counts_ptr, bin_masses_ptr, V,
+    SPLITS: tl.constexpr, SPLITS_BLOCK: tl.constexpr, CANDIDATES: tl.constexpr, BINS: tl.constexpr,
+    SHIFT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [B]: stores each row's least kept logit; -inf where nothing is filtered."""
+    """Grid [B]: stores each row's least kept scaled logit; -inf where nothing is filtered.
+
+    flat [B, 3] int32: 1 where the row is left to `flat_kernel`, whose counters and bins are then zeroed, and whose
+    scale [B, 2] (largest logit, bins per logit) is stored; the threshold is min_p's then.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -145,27 +114,40 @@ def row_kernel(
     temperature = tl.load(temperature_ptr + row)
     top_k, top_p, min_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
     searched = (top_k > 0) | (top_p < 1.0)
-    threshold = tl.full((), -float("inf"), tl.float32)
+    top_k = tl.where(top_k < V, top_k, 0)
+    threshold = tl.full((), NEGATIVE_INFINITY, tl.float32)
+    flat = tl.full((), 0, tl.int32)
     if (temperature > 0.0) & (searched | (min_p > 0.0)):
         split = tl.arange(0, SPLITS_BLOCK)
         there = split < SPLITS
         at = row * SPLITS + split
-        peaks = tl.load(peaks_ptr + at, mask=there, other=-float("inf"))
-        peak = tl.max(peaks, axis=0)
-        if searched & (peak > -float("inf")):
+        factor = inverse(temperature)
+        tops = tl.load(tops_ptr + at, mask=there, other=NEGATIVE_INFINITY)
+        top = tl.max(tops, axis=0)
+        peak = tl.max(tops * factor, axis=0)
+        if ((top_k > 0) | (top_p < 1.0)) & (top > NEGATIVE_INFINITY):
             sums = tl.load(sums_ptr + at, mask=there, other=0.0)
-            total = tl.sum(tl.exp(peaks - peak) * sums, axis=0)
+            total = tl.sum(tl.exp(tops * factor - peak) * sums, axis=0)
             i = tl.arange(0, SPLITS_BLOCK * CANDIDATES)
             counts = tl.load(counts_ptr + row * SPLITS + i // CANDIDATES, mask=i < SPLITS * CANDIDATES, other=0)
             base = candidates_ptr + (row * SPLITS).to(tl.int64) * CANDIDATES
-            tile = tl.load(base + i, mask=i % CANDIDATES < counts, other=-float("inf"))
-            logits_ptr += row.to(tl.int64) * V
-            factor = inverse(temperature)
-            floor, least = _search(tile, logits_ptr, V, factor, peak, total, top_k, top_p, False, BLOCK)
-            cut = tl.max(tl.load(cuts_ptr + at, mask=there, other=-2147483648), axis=0)
+            x = tl.load(base + i, mask=i % CANDIDATES < counts, other=NEGATIVE_INFINITY)
+            floor, least = _search(x, factor, peak, total, top_k, top_p, SHIFT)
+            cut = tl.max(tl.load(cuts_ptr + at, mask=there, other=-LARGEST), axis=0)
             if (least < cut) | ((top_k > 0) & (floor < cut)):
-                floor, least = _search(tile, logits_ptr, V, factor, peak, total, top_k, top_p, True, BLOCK)
-            threshold = float_of(least)
+                flat += 1
+                low = tl.min(tl.load(lows_ptr + at, mask=there, other=float("inf")), axis=0)
+                span = tl.minimum(top - low, SPAN / factor)
+                tl.store(scales_ptr + row * 2, top)
+                tl.store(scales_ptr + row * 2 + 1, tl.where(span > 0.0, (BINS - 1) / span, 0.0))
+                bins = row.to(tl.int64) * BINS + tl.arange(0, BINS)
+                tl.store(bin_counts_ptr + bins, tl.zeros((BINS,), tl.int32))
+                tl.store(bin_masses_ptr + bins, tl.zeros((BINS,), tl.int64))
+                tl.store(flat_ptr + row * 3 + 1, 0)
+                tl.store(flat_ptr + row * 3 + 2, 0)
+            else:
+                threshold = float_of(least, SHIFT) * factor
         if min_p > 0.0:
             threshold = tl.maximum(threshold, peak + tl.log(min_p))
     tl.store(thresholds_ptr + row, threshold)
+    tl.store(flat_ptr + row * 3, flat)

@@ -1,4 +1,4 @@
-"""Sampling in four launches, greedy in two; the host looks at no value."""
+"""Sampling in six launches, two of which leave at once unless a row is flat; greedy in two. The host sees no value."""
 
 import torch
 import triton
@@ -6,6 +6,7 @@ from torch import Tensor
 
 from cuformers.kernels.launch import pdl
 from cuformers.kernels.sample.draw_kernel import draw_kernel, pick_kernel
+from cuformers.kernels.sample.flat_kernel import collect_kernel, histogram_kernel
 from cuformers.kernels.sample.threshold_kernel import row_kernel, split_kernel
 
 CANDIDATES = 64
@@ -14,6 +15,12 @@ SPLIT = 4096
 """Tokens that one program of the first stages handles, for vocabularies up to 64 times that."""
 STRIPE = 32
 """Neighbouring tokens that go to one split: 64 bytes of bf16."""
+BINS = 2048
+"""Of the histogram of a flat row."""
+ROOM = 4096
+"""Tokens of the decisive bins that fit the registers of one program."""
+SHIFTS = {torch.bfloat16: 16, torch.float16: 13}
+"""Low bits of float32 that a dtype's numbers never have."""
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -45,15 +52,29 @@ def thresholds(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor
     splits = triton.cdiv(V, size)
     candidates = torch.empty(B, splits, CANDIDATES, dtype=torch.float32, device=device)
     counts, cuts = torch.empty(2, B, splits, dtype=torch.int32, device=device)
-    peaks, sums = torch.empty(2, B, splits, dtype=torch.float32, device=device)
+    tops, lows, sums = torch.empty(3, B, splits, dtype=torch.float32, device=device)
     out = torch.empty(B, dtype=torch.float32, device=device)
+    flat = torch.empty(B, 3, dtype=torch.int32, device=device)
+    scales = torch.empty(B, 2, dtype=torch.float32, device=device)
+    bins = (scales, *(torch.empty(B, BINS, dtype=dtype, device=device) for dtype in (torch.int32, torch.int64)))
+    collected = torch.empty(B, ROOM, dtype=torch.float32, device=device)
+    found = (candidates, counts, cuts, tops, lows, sums)
     filters = (temperature, top_k, top_p, min_p)
-    found = (candidates, counts, cuts, peaks, sums)
-    shape = {"SPLITS": splits, "CANDIDATES": CANDIDATES, **pdl(device)}
+    shift = {"SHIFT": SHIFTS.get(logits.dtype, 0), **pdl(device)}
+    shape = {"SPLITS": splits, "CANDIDATES": CANDIDATES, **shift}
     split_kernel[(B, splits)](logits, *filters, *found, V, BLOCK=size, STRIPE=STRIPE, num_warps=8, **shape)
     row_kernel[(B,)](
-        logits, *filters, *found, out, V, SPLITS_BLOCK=triton.next_power_of_2(splits), BLOCK=SPLIT, num_warps=8, **shape
-    )
+        *filters, *found, out, flat, *bins, V,
+        SPLITS_BLOCK=triton.next_power_of_2(splits), BINS=BINS, num_warps=8, **shape,
+    )  # fmt: skip
+    grid = (B, triton.cdiv(V, SPLIT))
+    histogram_kernel[grid](
+        logits, temperature, flat, *bins, V, BINS=BINS, BLOCK=SPLIT, num_warps=8, **pdl(device)
+    )  # fmt: skip
+    collect_kernel[grid](
+        logits, temperature, top_k, top_p, flat, *bins, collected, out, V,
+        BINS=BINS, BLOCK=SPLIT, ROOM=ROOM, num_warps=8, **shift,
+    )  # fmt: skip
     return out
 
 
