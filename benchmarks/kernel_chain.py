@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from benchmarks.kernel_problems import PAGE, Arguments, Dims, attention_problem, linear_problem
 from benchmarks.shapes import BANDWIDTH, SHAPES, weight_bytes
@@ -14,20 +15,17 @@ LENGTH = 256
 
 
 def step(
-    x: Tensor, layers: list[dict[str, Any]], head: Arguments, tables: dict[str, Tensor], dims: Dims, kernels: Kernels
-) -> Tensor:
-    """One decode step from hidden states to tokens."""
+    tokens: Tensor, layers: list[dict[str, Any]], head: Arguments, tables: dict[str, Tensor], dims: Dims,
+    kernels: Kernels,
+) -> Tensor:  # fmt: skip
+    """One decode step from tokens to tokens; the embedding is the head's weight."""
+    x = F.embedding(tokens, head.args[1])
     for layer in layers:
         qkv = kernels.linear(x, layer["qkv"], norm=layer["norm"])
-        q, _, _ = kernels.rope_cache(
-            qkv, tables["cos"], tables["sin"], tables["rows"],
-            num_heads=dims.num_attention_heads, num_kv_heads=dims.num_key_value_heads, head_dim=dims.head_dim,
-            q_norm=layer["head_norm"], k_norm=layer["head_norm"], k_cache=layer["k"], v_cache=layer["v"],
-            slots=tables["slots"],
-        )  # fmt: skip
-        a = kernels.paged_attention(
-            q, layer["k"], layer["v"], tables["blocks"], tables["lengths"], scale=dims.head_dim**-0.5,
-            workspace=layer["workspace"],
+        a = kernels.decode_attention(
+            qkv, tables["cos"], tables["sin"], tables["rows"], layer["k"], layer["v"], tables["slots"],
+            tables["blocks"], tables["lengths"], num_heads=dims.num_attention_heads, scale=dims.head_dim**-0.5,
+            q_norm=layer["head_norm"], k_norm=layer["head_norm"], workspace=layer["workspace"],
         )  # fmt: skip
         x = kernels.linear(a.flatten(1), layer["o"], residual=x)
         h = kernels.gated_linear(x, layer["gate_up"], None, "silu", norm=layer["norm"])
@@ -36,7 +34,7 @@ def step(
 
 
 def measure_chain(dims: Dims, T: int, kernels: Kernels) -> dict[str, Any]:
-    """One row: time of a step of T sequences with LENGTH keys each, from x to the greedy tokens."""
+    """One row: time of a step of T sequences with LENGTH keys each, from tokens to the greedy next ones."""
     from benchmarks.kernels import microseconds
 
     torch.manual_seed(0)
@@ -53,8 +51,8 @@ def measure_chain(dims: Dims, T: int, kernels: Kernels) -> dict[str, Any]:
         norms = {"norm": Norm(dims.randn(dims.hidden_size), 1e-6), "head_norm": Norm(dims.randn(dims.head_dim), 1e-6)}
         layers.append(layer | norms | {"k": k, "v": v, "workspace": attention.kwargs["workspace"]})
     head = linear_problem(dims, "head", T).build()
-    x = dims.randn(T, dims.hidden_size)
-    us = microseconds(lambda _: step(x, layers, head, tables, dims, kernels), 1, launches=1, repeats=30)
+    tokens = torch.arange(T, device=dims.device)
+    us = microseconds(lambda _: step(tokens, layers, head, tables, dims, kernels), 1, launches=1, repeats=30)
     cached = T * LENGTH * dims.num_hidden_layers * 4 * dims.num_key_value_heads * dims.head_dim
     floor = (weight_bytes(SHAPES[dims.name]) + cached) / BANDWIDTH * 1e6
     row = {"op": "chain", "model": dims.name, "rows": T, "length": LENGTH, "us": round(us, 1)}

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import SHAPES
+from cuformers.kernels.launch import sms
 from cuformers.kernels.norm_args import Norm
-from cuformers.kernels.paged_attention.workspace import workspace
+from cuformers.kernels.paged_attention.workspace import Workspace, workspace
 
 PAGE = 64
 
@@ -86,6 +87,11 @@ def linear_problem(dims: Dims, name: str, T: int) -> Problem:
     return Problem(op="gated_linear" if gated else "linear", shape=shape, bytes=moved, build=build, peer=True)
 
 
+def scratch(dims: Dims) -> Workspace:
+    """The memory in which attention's splits meet."""
+    return workspace(dims.num_attention_heads, dims.num_key_value_heads, dims.head_dim, sms(dims.device), dims.device)
+
+
 def attention_problem(dims: Dims, N: int, length: int, merge: str) -> Problem:
     """Attention of N sequences with `length` keys; merge "here" in one launch, "later" in two."""
     heads, kv, D = dims.num_attention_heads, dims.num_key_value_heads, dims.head_dim
@@ -95,12 +101,32 @@ def attention_problem(dims: Dims, N: int, length: int, merge: str) -> Problem:
         pool = dims.randn(2, N * blocks + 1, kv, PAGE, D)
         tables = torch.randperm(N * blocks, device=dims.device).view(N, blocks).int()
         lengths = torch.full((N,), length, dtype=torch.int32, device=dims.device)
-        work = workspace(N, heads, D, dims.device) if merge == "here" else None
+        work = scratch(dims) if merge == "here" else None
         return Arguments((dims.randn(N, heads, D), *pool, tables, lengths), {"scale": D**-0.5, "workspace": work})
 
     moved = 2 * (2 * N * length * kv * D + 2 * N * heads * D)
     shape = {"model": dims.name, "rows": N, "length": length, "merge": merge}
     return Problem(op="paged_attention", shape=shape, bytes=moved, build=build)
+
+
+def decode_problem(dims: Dims, N: int, length: int, merge: str) -> Problem:
+    """Attention from the projected rows on; the newest of `length` keys is written and attended to."""
+    heads, kv, D = dims.num_attention_heads, dims.num_key_value_heads, dims.head_dim
+    plain = attention_problem(dims, N, length, merge)
+
+    def build() -> Arguments:
+        (_, k, v, tables, lengths), kwargs = plain.build()
+        angle = torch.rand(length, D // 2, device=dims.device) * 6
+        last = lengths - 1
+        slots = tables[:, (length - 1) // PAGE] * PAGE + (length - 1) % PAGE
+        norm = Norm(dims.randn(D), 1e-6)
+        return Arguments(
+            (dims.randn(N, (heads + 2 * kv) * D), angle.cos(), angle.sin(), last, k, v, slots, tables, lengths),
+            kwargs | {"num_heads": heads, "q_norm": norm, "k_norm": norm},
+        )
+
+    moved = plain.bytes + 2 * 2 * N * kv * D
+    return Problem(op="decode_attention", shape=plain.shape, bytes=moved, build=build)
 
 
 def rope_problem(dims: Dims, T: int) -> Problem:
@@ -162,7 +188,8 @@ def problems(dims: Dims, only: str | None) -> Iterator[Problem]:
     everything = [
         *(linear_problem(dims, name, T) for name in linear_shapes(dims) for T in (1, 2, 4, 8, 16, 32)),
         *(
-            attention_problem(dims, N, length, merge)
+            problem(dims, N, length, merge)
+            for problem in (decode_problem, attention_problem)
             for N in (1, 32)
             for length in (128, 256, 1024, 8192)
             for merge in ("here", "later")

@@ -1,44 +1,67 @@
 """Searches the cuts of the skinny products and of decode attention; prints lines for the tables of the kernels."""
 
+import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.kernel_problems import Dims, Problem, attention_problem, linear_problem, linear_shapes
+from benchmarks.kernel_problems import Dims, Problem, decode_problem, linear_problem, linear_shapes
+from cuformers.kernels.decode_attention.triton import decode_attention
+from cuformers.kernels.launch import sms
 from cuformers.kernels.linear.config import FMA_ROWS, MAX_ROWS, SkinnyConfig, config
 from cuformers.kernels.linear.skinny import skinny
-from cuformers.kernels.paged_attention import triton as attention
 from cuformers.kernels.paged_attention.triton import AttentionConfig
+from cuformers.kernels.paged_attention.triton import config as attention_rule
+
+MOST = 24
+"""Cuts that are tried for one shape."""
 
 
-def skinny_cuts(N: int, K: int, T: int, gated: bool) -> Iterator[SkinnyConfig]:
-    """Cuts worth a try: a thread holds 16 to 192 bytes of weights, and there are at least 100 programs."""
-    pairs = 2 if gated else 1
+def skinny_cuts(N: int, K: int, T: int, gated: bool) -> list[SkinnyConfig]:
+    """Cuts worth a try: there are at least 100 programs, and a thread's weight bytes in flight are close to 96."""
+    found = []
     for num_warps in (1, 2, 4, 8):
-        threads = 32 * num_warps
         for block_n in (1, 2, 4, 8, 16, 32):
-            if -(-N // block_n) < 100:
-                continue
-            if T > FMA_ROWS:
-                for block_k in (32, 64, 128, 256):
-                    held = block_n * block_k * num_warps * 2 * pairs / threads
-                    if block_n >= 8 and num_warps >= 2 and 32 <= held <= 192 and block_k * num_warps <= 2 * K:
-                        yield SkinnyConfig(block_n, block_k, num_warps, num_warps)
-                continue
-            held = block_n * K * 2 * pairs / threads
-            for block_k in (256, 512, 1024, 2048):
-                fits = K % block_k == 0 and 16 <= held <= 192
-                own_rows = block_k > 256 or block_n % num_warps == 0
-                # A chunk gives every thread at least 8 columns, or the loads are narrower than 16 bytes.
-                if fits and own_rows and block_n * block_k >= threads * 8:
-                    yield SkinnyConfig(block_n, block_k, 1, num_warps)
+            if -(-N // block_n) >= 100:
+                cuts = (_dot_cuts if T > FMA_ROWS else _fma_cuts)(block_n, K, num_warps)
+                found += [(abs(math.log2(held * (1 + gated) / 96)), cut) for held, cut in cuts]
+    return [cut for far, cut in sorted(found) if far <= 2.6][:MOST]
 
 
-def attention_cuts() -> Iterator[AttentionConfig]:
-    """Cuts of decode attention."""
-    tiles = ((16, 2, 3), (32, 2, 3), (32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 8, 3), (128, 8, 2))
-    for splits in (1, 2, 4, 8, 16, 32):
-        for block_s, num_warps, stages in tiles:
-            yield AttentionConfig(splits, block_s, num_warps, stages)
+def _fma_cuts(block_n: int, K: int, num_warps: int) -> Iterator[tuple[float, SkinnyConfig]]:
+    """(weight bytes of a thread, cut): warps that share a row, and up to 256 columns warps with rows of their own."""
+    threads = 32 * num_warps
+    for block_k in sorted({256, 256 * num_warps, 512 if num_warps > 2 else 256}):
+        own_rows = block_k > 256 or block_n % num_warps == 0
+        # A chunk gives every thread at least 8 columns, or the loads are narrower than 16 bytes.
+        if K % block_k == 0 and own_rows and block_n * block_k >= threads * 8:
+            yield block_n * K * 2 / threads, SkinnyConfig(block_n, block_k, 1, num_warps)
+
+
+def _dot_cuts(block_n: int, K: int, num_warps: int) -> Iterator[tuple[float, SkinnyConfig]]:
+    """(weight bytes of a thread in one step of the loop, cut)."""
+    for block_k in (32, 64, 128, 256):
+        if block_n >= 8 and num_warps >= 2 and block_k * num_warps <= 2 * K:
+            yield block_n * block_k * 2 / 32, SkinnyConfig(block_n, block_k, num_warps, num_warps)
+
+
+class DecodeCut(NamedTuple):
+    """A cut of decode attention, and where partial results are merged."""
+
+    cut: AttentionConfig
+    merge: str
+    """"here" or "later"."""
+
+
+def decode_cuts(splits: int) -> list[DecodeCut]:
+    """Cuts of decode attention, all with the rule's number of splits, which decides little: `least` limits them."""
+    tiles = ((32, 2, 3), (32, 4, 3), (64, 4, 3), (64, 8, 3), (128, 4, 2), (128, 8, 2))
+    merges = ("here", "later") if splits > 1 else ("here",)
+    return [
+        DecodeCut(AttentionConfig(splits, block_s, tiles_each * block_s, num_warps, stages), merge)
+        for block_s, num_warps, stages in tiles
+        for tiles_each in (1, 2)
+        for merge in merges
+    ]
 
 
 def search(problem: Problem, cuts: list[Any], call: Callable[..., Any]) -> list[tuple[float, Any]]:
@@ -80,22 +103,27 @@ def tune_linear(dims: Dims, name: str, T: int, add: Callable[..., None]) -> None
         x, weight = arguments.args[:2]
         skinny(x, weight, None, **arguments.kwargs, activation="silu" if gated else "none", cut=cut)
 
-    default = config(N, K, T, gated=gated)
-    found = search(problem, list({default, *skinny_cuts(N, K, T, gated)}), call)
+    default = config(N, K, T, gated=gated, num_sms=sms(dims.device))
+    found = search(problem, list(dict.fromkeys((default, *skinny_cuts(N, K, T, gated)))), call)
     report(problem, found, default, add)
     if found:
         print(f"    ({N}, {K}, {T}, {gated}): {found[0][1]},", flush=True)
 
 
-def tune_attention(dims: Dims, N: int, length: int, add: Callable[..., None]) -> None:
+def tune_decode(dims: Dims, N: int, length: int, add: Callable[..., None]) -> None:
     """Decode attention of a model at a batch size and length."""
-    problem = attention_problem(dims, N, length, "here")
+    problem = decode_problem(dims, N, length, "here")
 
-    def call(arguments: Any, cut: AttentionConfig) -> None:
-        attention.paged_attention(*arguments.args, **arguments.kwargs, cut=cut)
+    def call(arguments: Any, cut: DecodeCut) -> None:
+        kwargs = arguments.kwargs | ({} if cut.merge == "here" else {"workspace": None})
+        decode_attention(*arguments.args, **kwargs, cut=cut.cut)
 
-    default = attention.config(N, dims.num_key_value_heads, dims.head_dim)
-    report(problem, search(problem, list({default, *attention_cuts()}), call), default, add)
+    rule = attention_rule(N, dims.num_key_value_heads, dims.head_dim, num_sms=sms(dims.device))
+    default = DecodeCut(rule, "here")
+    found = search(problem, list(dict.fromkeys((default, *decode_cuts(rule.splits)))), call)
+    report(problem, found, default, add)
+    for us, best in found[:3]:
+        print(f"    N {N}, length {length}: {us:.2f} us, {best.cut}, merged {best.merge}", flush=True)
 
 
 def tune(dims: Dims, rows: list[int], only: str | None, add: Callable[..., None]) -> None:
@@ -104,6 +132,6 @@ def tune(dims: Dims, rows: list[int], only: str | None, add: Callable[..., None]
         if T <= MAX_ROWS and (only is None or only in "gated_linear"):
             for name in linear_shapes(dims):
                 tune_linear(dims, name, T, add)
-        if only is None or only in "paged_attention":
-            for length in (256, 1024, 8192):
-                tune_attention(dims, T, length, add)
+        if only is None or only in "decode_attention":
+            for length in (128, 256, 1024):
+                tune_decode(dims, T, length, add)

@@ -1,7 +1,7 @@
 """Microseconds, bandwidth and its fraction of the limit for every op of a decode step, and for whole chains of them.
 
     python -m benchmarks.kernels [--only linear] [--models qwen3-0.6b] [--no-pdl] [--out rows.jsonl]
-    python -m benchmarks.kernels --tune --rows 1 --only linear
+    python -m benchmarks.kernels --tune --rows 1 --only linear (or decode_attention)
 
 Each row passes a gate first: the kernel's result against the reference on inputs lifted to float32. Times are of CUDA
 graphs with many launches in a row that rotate among argument sets too large for the second-level cache. Without a GPU
@@ -51,7 +51,10 @@ def gate(problem: Problem, kernels: Kernels, arguments: Arguments) -> float:
     """Greatest relative error of the results; raises above the tolerance."""
     oracle = Arguments(tuple(lifted(a) for a in arguments.args), {k: lifted(v) for k, v in arguments.kwargs.items()})
     expected = run(getattr(reference(), problem.op), oracle)
-    ours = Arguments(tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments.args), arguments.kwargs)
+    # An op may write to what it is given: a cache, the residual.
+    copies = [a.clone() if isinstance(a, Tensor) else a for a in (*arguments.args, *arguments.kwargs.values())]
+    count = len(arguments.args)
+    ours = Arguments(tuple(copies[:count]), dict(zip(arguments.kwargs, copies[count:])))
     worst = 0.0
     for out, want in zip(run(getattr(kernels, problem.op), ours), expected):
         if not out.is_floating_point():
@@ -123,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     options.add_argument("--models", nargs="+", default=["qwen3-0.6b", "qwen3-8b"])
     options.add_argument("--no-pdl", action="store_true", help="ordinary launches")
     options.add_argument("--dry-run", action="store_true", help="gates only, shrunk, on the CPU")
-    options.add_argument("--tune", action="store_true", help="search the skinny products' and attention's cuts")
+    options.add_argument("--tune", action="store_true", help="search the skinny products' and decode attention's cuts")
     options.add_argument("--rows", nargs="+", type=int, default=[1], help="batch sizes to tune")
     args = options.parse_args(argv)
     if args.no_pdl:
