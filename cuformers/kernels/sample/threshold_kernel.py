@@ -137,9 +137,9 @@ def row_kernel(
             if (least < cut) | ((top_k > 0) & (floor < cut)):
                 flat += 1
                 low = tl.min(tl.load(lows_ptr + at, mask=there, other=float("inf")), axis=0)
-                span = tl.minimum(top - low, SPAN / factor)
+                span = tl.minimum(top - low, tl.full((), SPAN, tl.float32) / factor)
                 tl.store(scales_ptr + row * 2, top)
-                tl.store(scales_ptr + row * 2 + 1, tl.where(span > 0.0, (BINS - 1) / span, 0.0))
+                tl.store(scales_ptr + row * 2 + 1, tl.where(span > 0.0, tl.full((), BINS - 1, tl.float32) / span, 0.0))
                 bins = row.to(tl.int64) * BINS + tl.arange(0, BINS)
                 tl.store(bin_counts_ptr + bins, tl.zeros((BINS,), tl.int32))
                 tl.store(bin_masses_ptr + bins, tl.zeros((BINS,), tl.int64))
