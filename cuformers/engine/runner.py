@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from cuformers.cuda import graphs
-from cuformers.cuda.device import num_sms
 from cuformers.engine.capacity import Capacity
 from cuformers.engine.prefill import PrefillInput, PrefillSize, layout, pack
 from cuformers.engine.request import Request
 from cuformers.engine.state import Rows, idle_rows
-from cuformers.kernels.paged_attention.workspace import workspace
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.cache import PagedCache
 from cuformers.nn.decoder import CausalLM
@@ -50,8 +48,6 @@ class Runner:
             page_size=page_size,
             dtype=weight.dtype,
         )
-        heads, kv_heads, dim = specs[0].num_heads, specs[0].num_kv_heads, specs[0].head_dim
-        self._scratch = workspace(heads, kv_heads, dim, num_sms(self.device), self.device)
         self.rows = idle_rows(capacity, page_size, self.device)
         model.model.rotary.reserve(capacity.length, self.device)
         self._no_tables = torch.empty(0, dtype=torch.int32, device=self.device)
@@ -128,7 +124,7 @@ class Runner:
     def _decode(self, size: int, mode: Mode) -> Tensor:
         rows = self.rows.cut(0, size)
         state = rows.decode
-        view = CacheView(self.cache, state.block_tables, state.slots, self._scratch)
+        view = CacheView(self.cache, state.block_tables, state.slots)
         step = Step(phase="decode", positions=state.positions, lengths=state.lengths, cache=view)
         logits = self.model.logits(self.model.model(state.tokens, step))
         return self.sample(logits, rows, mode.greedy) if mode.sample else logits

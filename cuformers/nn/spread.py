@@ -37,8 +37,7 @@ class Spread:
         if isinstance(value, RopeRows):
             return RopeRows(self._table(value.cos, device), self._table(value.sin, device), value.rows.to(device))
         if isinstance(value, CacheView):
-            tables, slots = value.block_tables.to(device), value.slots.to(device)
-            return CacheView(value.cache, tables, slots)  # without the home device's scratch
+            return CacheView(value.cache, value.block_tables.to(device), value.slots.to(device))
         if isinstance(value, Mapping):
             return {name: self._value(inner, device) for name, inner in value.items()}
         return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

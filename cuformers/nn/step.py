@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from cuformers.kernels.paged_attention.workspace import Workspace
-
 if TYPE_CHECKING:
     from cuformers.nn.attention.backend import AttentionBackend
     from cuformers.nn.cache import PagedCache
@@ -35,8 +33,6 @@ class CacheView(NamedTuple):
     """[N, max_blocks], int32: pages of each sequence, in order."""
     slots: Tensor
     """[T], int32: where each token's key and value are written; negative writes nothing."""
-    workspace: Workspace | None = None
-    """Scratch of split attention, for a decode step."""
 
 
 @dataclass(frozen=True, kw_only=True)

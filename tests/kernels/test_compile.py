@@ -41,8 +41,9 @@ class Build:
 
 FMA = {"BLOCK_N": 4, "BLOCK_K": 1024, "CHUNKS": 1, "COPIES": 1, "K": 1024, "BIAS": False}
 DOT = {"BLOCK_N": 8, "BLOCK_K": 128, "SLICES": 4, "K": 1024, "UPCAST": False}
-ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False}
-ATTENTION |= {"LEAST": 128, "FUSED": False, "HALF": 0, "NORM": False}
+ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False} | {
+    "LEAST": 64
+}
 MERGE = {"HKV": 8, "G": 2, "D": 128, "BLOCK_D": 128, "BLOCK_S": 64, "LEAST": 128}
 SPLIT = {"SPLITS": 38, "CANDIDATES": 64, "SHIFT": 16}
 BUILDS = [
@@ -64,18 +65,6 @@ BUILDS = [
     Build(
         "paged_attention.kernel.attention_kernel",
         ATTENTION | {"G": 4, "PAGE": 64, "SPLITS": 2, "WINDOW": True, "SOFTCAP": True, "SINKS": True, "MERGE": "later"},
-    ),
-    Build(
-        "paged_attention.kernel.attention_kernel",
-        ATTENTION
-        | {"G": 2, "PAGE": 64, "SPLITS": 32, "WINDOW": False, "SOFTCAP": False, "SINKS": False, "MERGE": "here"}
-        | {"FUSED": True, "HALF": 64, "NORM": True},
-    ),
-    Build(
-        "paged_attention.kernel.attention_kernel",
-        ATTENTION
-        | {"G": 7, "PAGE": 16, "SPLITS": 4, "WINDOW": True, "SOFTCAP": True, "SINKS": False, "MERGE": "here"}
-        | {"FUSED": True, "HALF": 24, "NORM": False, "D": 80},
     ),
     Build("paged_attention.merge_kernel.merge_kernel", MERGE | {"SPLITS": 32, "WINDOW": True, "SINKS": True}),
     Build("sample.threshold_kernel.split_kernel", SPLIT | {"BLOCK": 4096, "STRIPE": 32}, 8),

@@ -1,4 +1,4 @@
-"""Op `decode_attention`: a decode step's attention from the projected row on, in one launch.
+"""Op `decode_attention`: a decode step's attention from the projected row on.
 
     decode_attention(qkv [N, (Hq + 2 * Hkv) * D], cos [R, rot / 2] | None, sin, rows [N] int32,
                      k_cache [P, Hkv, page, D], v_cache, slots [N] int32, block_tables [N, M] int32, lengths [N] int32,
@@ -8,7 +8,7 @@
 It is `rope_cache` followed by `paged_attention`: norms and rotation of queries and key, the newest key and value to
 the cache at its slot, and one query per sequence over all its keys. Queries and keys are both normalised or neither
 is. A row of length 0 is padding: its slot is negative, its output zero. A row with keys has a slot, that of position
-length - 1: the newest key and value are attended to from registers, whatever the cache held there.
+length - 1.
 """
 
 from collections.abc import Callable

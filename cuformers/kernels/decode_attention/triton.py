@@ -1,10 +1,14 @@
-"""Decode attention with its prologue: the attention kernel, given projected rows."""
+"""A decode step's attention from the projected row on, as two or three launches.
+
+One launch for all of it was tried twice and was slower on an H200: docs/log.md, 2026-12-01.
+"""
 
 from torch import Tensor
 
 from cuformers.kernels.norm_args import Norm
-from cuformers.kernels.paged_attention.triton import AttentionConfig, Prologue, check_cache, launch
+from cuformers.kernels.paged_attention.triton import AttentionConfig, paged_attention
 from cuformers.kernels.paged_attention.workspace import Workspace
+from cuformers.kernels.rope_cache.triton import rope_cache
 
 
 def decode_attention(
@@ -27,11 +31,20 @@ def decode_attention(
     workspace: Workspace | None = None,
     cut: AttentionConfig | None = None,
 ) -> Tensor:
-    """See the package. `cut` overrides the rule, for tuning."""
-    qkv = qkv.detach()
-    check_cache(k_cache, v_cache, qkv.dtype, num_heads)
-    assert qkv.stride(-1) == 1, "a projected row is contiguous"
-    return launch(
-        qkv, num_heads, k_cache, v_cache, block_tables, lengths, scale=scale, window=window, softcap=softcap,
-        sinks=None, fresh=1, workspace=workspace, cut=cut, prologue=Prologue(cos, sin, rows, slots, q_norm, k_norm),
-    )  # fmt: skip
+    """See the package. `cut` overrides the rule of the attention kernel, for tuning."""
+    q, _, _ = rope_cache(
+        qkv,
+        cos,
+        sin,
+        rows,
+        num_heads=num_heads,
+        num_kv_heads=k_cache.shape[1],
+        head_dim=k_cache.shape[3],
+        q_norm=q_norm,
+        k_norm=k_norm,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        slots=slots,
+    )
+    options = {"scale": scale, "window": window, "softcap": softcap, "workspace": workspace, "cut": cut}
+    return paged_attention(q, k_cache, v_cache, block_tables, lengths, **options)

@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 from cuformers.kernels.activation_triton import tanh
-from cuformers.kernels.paged_attention.heads_kernel import head_weight, load_row, rotation
 from cuformers.kernels.paged_attention.merge_kernel import LOG2E, merge_pair, store_part, store_whole, stretch
 
 
@@ -79,20 +78,13 @@ def _attend(
 @triton.jit(do_not_specialize=["window", "fresh", "table_stride"])
 def attention_kernel(
     q_ptr, k_ptr, v_ptr, tables_ptr, lengths_ptr, sinks_ptr, out_ptr, part_ptr, stats_ptr, counters_ptr,
-    cos_ptr, sin_ptr, rows_ptr, slots_ptr, q_norm_ptr, k_norm_ptr,
     q_stride, table_stride, k_page_stride, v_page_stride, scale, softcap, window, fresh,
-    eps_q, eps_k, offset_q, offset_k,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGE: tl.constexpr, FUSED: tl.constexpr,
-    HALF: tl.constexpr, NORM: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGE: tl.constexpr, UPCAST: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [N * HKV, SPLITS]. MERGE: partial results are merged "here" (counters) or "later" (merge_kernel).
-
-    FUSED: q_ptr holds rows of q, k, v as the projection left them. Every program normalises (NORM) and rotates (HALF
-    pairs, 0 for none) the queries it needs; the newest key and value come from the row, and the program whose split
-    they end writes them to the cache.
-    """
+    """Grid [N * HKV, SPLITS]. MERGE: partial results are merged "here" (counters) or "later" (merge_kernel)."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     pair = tl.program_id(0).to(tl.int64)
@@ -110,49 +102,24 @@ def attention_kernel(
     # Keys of earlier steps are there already; those of this step only after the wait.
     old = tl.minimum(end, length - fresh)
     page = _tile_pages(tables_ptr, begin, first, end, PAGE, BLOCK_S, True)
-    here = old if PDL or FUSED else end
+    here = old if PDL else end
     k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, first, here, D, BLOCK_D, PAGE, BLOCK_S)
     g = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
-    if FUSED:
-        cos, sin = rotation(cos_ptr, sin_ptr, tl.load(rows_ptr + n, cache_modifier=".cg"), d, HALF)
-        slot = tl.load(slots_ptr + n, cache_modifier=".cg").to(tl.int64)
-        if NORM:
-            q_weight = head_weight(q_norm_ptr, offset_q, d, D, HALF)
-            k_weight = head_weight(k_norm_ptr, offset_k, d, D, HALF)
-        else:
-            q_weight, k_weight = (cos, cos), (cos, cos)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    if FUSED:
-        q, k_new, v_new = load_row(
-            q_ptr + n * q_stride, head, g, d, cos, sin, q_weight, k_weight, eps_q, eps_k, HKV, G, D, HALF, NORM
-        )
-        if (end == length) & (slot >= 0):
-            at = slot % PAGE * D + d[None, :]
-            tl.store(k_ptr + slot // PAGE * k_page_stride + at, k_new, mask=(d < D)[None, :])
-            tl.store(v_ptr + slot // PAGE * v_page_stride + at, v_new, mask=(d < D)[None, :])
-        # The newest key opens the running softmax of its split, apart from all tiles.
-        mine = (end == length) & (length > 0)
-        score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), axis=1) * scale
-        m = tl.where(mine, _capped(score, softcap, SOFTCAP), m)
-        l = tl.where(mine, 1.0, l)
-        acc = tl.where(mine, acc + v_new.to(tl.float32), acc)
-    else:
-        if PDL:  # noqa: SIM102 a constant and a run-time condition
-            if begin + BLOCK_S > old:
-                low = tl.maximum(first, old)
-                k_new, v_new = _load_tile(
-                    k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, low, end, D, BLOCK_D, PAGE, BLOCK_S
-                )
-                is_new = (begin + tl.arange(0, BLOCK_S) >= low)[:, None]
-                k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
-        q_at = q_ptr + n * q_stride + (head * G + g)[:, None] * D + d[None, :]
-        q = tl.load(q_at, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
-    end = old if FUSED else end
+        if begin + BLOCK_S > old:
+            low = tl.maximum(first, old)
+            k_new, v_new = _load_tile(
+                k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, low, end, D, BLOCK_D, PAGE, BLOCK_S
+            )
+            is_new = (begin + tl.arange(0, BLOCK_S) >= low)[:, None]
+            k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
+    q_at = q_ptr + n * q_stride + (head * G + g)[:, None] * D + d[None, :]
+    q = tl.load(q_at, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
     acc, m, l = _attend(q, k, v, acc, m, l, begin, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
     for at in tl.range(begin + BLOCK_S, end, BLOCK_S, num_stages=STAGES):
         page = _tile_pages(tables_ptr, at, first, end, PAGE, BLOCK_S, False)

@@ -92,7 +92,6 @@ class Attention(KernelModule):
                 k_norm=k_norm,
                 window=spec.window,
                 softcap=spec.softcap,
-                workspace=view.workspace,
             )
         q, k, v = self.ops.rope_cache(
             qkv,
