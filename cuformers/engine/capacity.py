@@ -7,7 +7,7 @@ from cuformers.base.errors import OutOfDeviceMemory
 from cuformers.cuda.memory import human
 from cuformers.engine.request import Request
 
-MAX_SLOTS = 256
+MIN_SLOTS, MAX_SLOTS = 32, 256
 MIN_LENGTH = 4096
 MIN_EOS = 8
 MEMORY_SHARE = 0.9  # of the free memory, at the most; the rest is for activations and the allocator
@@ -66,7 +66,7 @@ def needed(requests: Sequence[Request], page_size: int, page_bytes: int, free: i
             f"{human(limit * page_bytes)} are available: shorten the prompt or max_new_tokens, or free memory."
         )
     return Capacity(
-        slots=min(MAX_SLOTS, power_of_two(len(requests))),
+        slots=min(MAX_SLOTS, max(MIN_SLOTS, power_of_two(len(requests)))),
         length=max(MIN_LENGTH, power_of_two(max(r.max_length for r in requests))),
         pages=min(limit, power_of_two(max(sum(pages[:MAX_SLOTS]), MIN_LENGTH // page_size))),
         eos=max(MIN_EOS, power_of_two(max(len(r.eos) for r in requests))),

@@ -206,8 +206,10 @@ def test_buffers_stay_where_the_work_fits_and_grow_where_it_does_not() -> None:
         run(engine, prompts(*lengths), count)
         assert engine.runner is first, "nothing is made anew for lengths and batches that fit"
     assert [r.generated for r in run(engine, prompts())] == expected("llama")
+    assert engine.runner is first
+    run(engine, [[5]] * 40, 1)
     grown = engine.runner
-    assert grown is not None and grown is not first and grown.capacity.slots == 8
+    assert grown is not None and grown is not first and grown.capacity.slots == 64
     run(engine, prompts(3), 4)
     assert engine.runner is grown, "it does not shrink"
 

@@ -46,7 +46,8 @@ def test_graphs_are_bounded_and_stay(model: PreTrainedModel) -> None:
         ]
 
     first = all_sizes()
-    second = all_sizes()
+    for _ in range(2):  # buffers grow once to the largest call; then every size is met twice
+        second = all_sizes()
     captures, runner = model.engine.runner.captures, model.engine.runner
     third = all_sizes()
     assert model.engine.runner is runner and runner.captures == captures

@@ -7,6 +7,7 @@ import torch
 
 from cuformers.auto.causal_lm import AutoModelForCausalLM
 from cuformers.auto.model import PreTrainedModel
+from cuformers.auto.placing import needs
 from cuformers.nn.offload import Offload
 from cuformers.nn.spread import Spread
 from tests.models.families import tiny_model
@@ -58,8 +59,10 @@ def test_hidden_states_follow_the_weights(folder: Path) -> None:
 @pytest.mark.gpu
 def test_what_does_not_fit_is_streamed_from_the_cpu(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = tokens(load(folder, device_map="cuda"))
-    whole = 513 << 20  # the reserve, the embedding and little more
-    model = load(folder, device_map="auto", max_memory={0: whole, "cpu": "8GiB"})
+    asked = needs(load(folder, device_map="cpu"), torch.float32)
+    layers = len(asked.units) - 3
+    whole = sum(asked.units.values()) + layers * asked.cache_per_layer + asked.reserve
+    model = load(folder, device_map="auto", max_memory={0: whole - 1, "cpu": "8GiB"})
     assert "cpu" in model.hf_device_map.values(), model.hf_device_map
     assert "times slower" in capsys.readouterr().err
     assert torch.equal(tokens(model), expected)
