@@ -12,7 +12,8 @@ _HOME_OF = {
     "AutoConfig": "cuformers.auto",
     "AutoModelForCausalLM": "cuformers.auto",
     "AutoTokenizer": "cuformers.auto",
-    "pipeline": "cuformers.auto.pipeline",  # the function; the folder's attribute may be the module of this name
+    "TextGenerationPipeline": "cuformers.auto",
+    "pipeline": "cuformers.auto",
     "GenerationConfig": "cuformers.generation",
     "LogitsProcessor": "cuformers.generation",
     "LogitsProcessorList": "cuformers.generation",

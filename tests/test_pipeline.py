@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import cuformers
-from cuformers.auto import pipeline as factory
 from cuformers.auto.builtin import builtin_folder
-from cuformers.auto.text_generation import TextGenerationPipeline
+from cuformers.auto.pipelines import pipeline as factory
+from cuformers.auto.pipelines.text_generation import TextGenerationPipeline
 from cuformers.base.errors import CheckpointError
 from tests.paths import DATA
 

@@ -5,8 +5,9 @@ from importlib import import_module
 _HOME_OF = {
     "AutoConfig": "config",
     "AutoModelForCausalLM": "causal_lm",
-    "AutoTokenizer": "tokenizer",
-    "pipeline": "pipeline",
+    "AutoTokenizer": "tokenizers.tokenizer",
+    "TextGenerationPipeline": "pipelines.text_generation",
+    "pipeline": "pipelines.pipeline",
 }
 
 __all__ = [*_HOME_OF]  # pyright: ignore[reportUnsupportedDunderAll]

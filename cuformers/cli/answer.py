@@ -14,9 +14,9 @@ from cuformers.generation.streamers import BaseStreamer
 if TYPE_CHECKING:
     import torch
 
-    from cuformers.auto.detokenizer import IncrementalDecoder
     from cuformers.auto.model import PreTrainedModel
-    from cuformers.auto.tokenizer import Tokenizer
+    from cuformers.auto.tokenizers.detokenizer import IncrementalDecoder
+    from cuformers.auto.tokenizers.tokenizer import Tokenizer
 
 
 def show(text: str) -> None:
@@ -139,7 +139,7 @@ def stream(
     Returns:
         The answer, and the times of prompt and tokens.
     """
-    from cuformers.auto.detokenizer import IncrementalDecoder
+    from cuformers.auto.tokenizers.detokenizer import IncrementalDecoder
 
     decoder = IncrementalDecoder(tokenizer, skip_special_tokens=True)
     with interruptible() as interrupt:

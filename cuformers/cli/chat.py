@@ -14,7 +14,7 @@ from cuformers.cli.sampling_flags import add_generation_flags, given_options
 
 if TYPE_CHECKING:
     from cuformers.auto.model import PreTrainedModel
-    from cuformers.auto.tokenizer import Tokenizer
+    from cuformers.auto.tokenizers.tokenizer import Tokenizer
 
 ABOUT = "Talks with a model that has a chat template: a folder or a hub id. Type /help there for the commands."
 MOST_TOKENS = 2048

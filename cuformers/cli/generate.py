@@ -14,7 +14,7 @@ from cuformers.cli.sampling_flags import add_generation_flags, given_options
 
 if TYPE_CHECKING:
     from cuformers.auto.model import PreTrainedModel
-    from cuformers.auto.tokenizer import Tokenizer
+    from cuformers.auto.tokenizers.tokenizer import Tokenizer
     from cuformers.cli.stats import Stats
 
 ABOUT = "Continues a text with a model: a folder, a hub id, or none for the built-in one, which tells small stories."

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cuformers.auto.model import PreTrainedModel
-    from cuformers.auto.tokenizer import Tokenizer
+    from cuformers.auto.tokenizers.tokenizer import Tokenizer
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 def load_tokenizer(name: str | Path, arguments: argparse.Namespace) -> "Tokenizer":
     """The tokenizer of a folder or hub id."""
-    from cuformers.auto.tokenizer import AutoTokenizer
+    from cuformers.auto.tokenizers.tokenizer import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(name, revision=arguments.revision)
 

@@ -9,7 +9,7 @@ from cuformers.cli.answer import Asked
 
 if TYPE_CHECKING:
     from cuformers.auto.model import PreTrainedModel
-    from cuformers.auto.tokenizer import Tokenizer
+    from cuformers.auto.tokenizers.tokenizer import Tokenizer
 
 WARM_UP_TOKENS = 4
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer as Theirs
 
-from cuformers.auto.batch_encoding import BatchEncoding
-from cuformers.auto.tokenizer import AutoTokenizer
+from cuformers.auto.tokenizers.batch_encoding import BatchEncoding
+from cuformers.auto.tokenizers.tokenizer import AutoTokenizer
 
 TEXTS = ["Once upon a time there was a little girl", "Lily", "", "she loved her red ball very much, 123", "漢字"]
 WORDS = [["Once", "upon", "a"], ["time"], ["a", "red ball"]]

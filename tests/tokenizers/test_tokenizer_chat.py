@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer as Theirs
 from transformers.utils import get_json_schema
 
-from cuformers.auto.chat_template import ChatTemplateError
-from cuformers.auto.tokenizer import AutoTokenizer
-from cuformers.auto.tool_schema import tool_schema
+from cuformers.auto.tokenizers.chat_template import ChatTemplateError
+from cuformers.auto.tokenizers.tokenizer import AutoTokenizer
+from cuformers.auto.tokenizers.tool_schema import tool_schema
 
 TEMPLATES = SHARED / "data" / "chat_templates"
 MINE = """{{ bos_token }}{% for message in messages %}

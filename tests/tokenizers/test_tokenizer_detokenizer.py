@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tokenizer_folders import NAMES, write_folder
 from tokenizers import Tokenizer, decoders, models
 
-from cuformers.auto.detokenizer import IncrementalDecoder
-from cuformers.auto.tokenizer import AutoTokenizer
+from cuformers.auto.tokenizers.detokenizer import IncrementalDecoder
+from cuformers.auto.tokenizers.tokenizer import AutoTokenizer
 
 
 def pieces(tokenizer, ids, sizes=(1,), **options) -> list[str]:
@@ -60,7 +60,7 @@ def test_clean_up_adds_up(tokens):
         def cleans_up(self, asked):
             return True
 
-    from cuformers.auto.tokenizer import clean_up_spaces
+    from cuformers.auto.tokenizers.tokenizer import clean_up_spaces
 
     assert "".join(pieces(Holder(), ids)) == clean_up_spaces("".join(tokens))
 

@@ -12,7 +12,7 @@ from tokenizer_folders import NAMES
 from tokenizer_texts import random_texts
 from transformers import AutoTokenizer as Theirs
 
-from cuformers.auto.tokenizer import AutoTokenizer
+from cuformers.auto.tokenizers.tokenizer import AutoTokenizer
 
 ATTRIBUTES = (
     *("special_tokens_map", "all_special_tokens", "all_special_ids", "extra_special_tokens", "vocab_size"),

@@ -12,7 +12,7 @@ from tokenizer_texts import random_texts
 from tokenizers import AddedToken
 from transformers import AutoTokenizer as Theirs
 
-from cuformers.auto.tokenizer import AutoTokenizer
+from cuformers.auto.tokenizers.tokenizer import AutoTokenizer
 from cuformers.base.errors import CheckpointError
 
 SAME = (

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken
 
-from cuformers.auto.special_tokens import EXTRA
-from cuformers.auto.tokenizer_family import GENERIC
-from cuformers.auto.tokenizer_files import CONFIG, MORE_TEMPLATES, TEMPLATE, TOKENIZER
+from cuformers.auto.tokenizers.family import GENERIC
+from cuformers.auto.tokenizers.files import CONFIG, MORE_TEMPLATES, TEMPLATE, TOKENIZER
+from cuformers.auto.tokenizers.special_tokens import EXTRA
 from cuformers.base.errors import CheckpointError, bad_argument
 
 if TYPE_CHECKING:
-    from cuformers.auto.tokenizer import Tokenizer
+    from cuformers.auto.tokenizers.tokenizer import Tokenizer
 
 # Said by tokenizer.json itself, or by other files of the folder.
 _NOT_SAVED = ("add_bos_token", "add_eos_token", "added_tokens_decoder", "chat_template", "auto_map", "name_or_path")

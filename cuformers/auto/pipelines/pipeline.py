@@ -10,8 +10,8 @@ from cuformers.auto.builtin import builtin_folder
 from cuformers.auto.causal_lm import AutoModelForCausalLM
 from cuformers.auto.config import Name
 from cuformers.auto.model import PreTrainedModel
-from cuformers.auto.text_generation import TextGenerationPipeline
-from cuformers.auto.tokenizer import AutoTokenizer, Tokenizer
+from cuformers.auto.pipelines.text_generation import TextGenerationPipeline
+from cuformers.auto.tokenizers.tokenizer import AutoTokenizer, Tokenizer
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 from cuformers.cuda.device import resolve_device

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding
 
-from cuformers.auto import tokenizer_build, tokenizer_encode
-from cuformers.auto.batch_encoding import BatchEncoding
-from cuformers.auto.tokenizer_encode import Lengths, as_batch, check_side, resolve_lengths
-from cuformers.auto.vocabulary import Vocabulary, as_ids
+from cuformers.auto.tokenizers import build, encode
+from cuformers.auto.tokenizers.batch_encoding import BatchEncoding
+from cuformers.auto.tokenizers.encode import Lengths, as_batch, check_side, resolve_lengths
+from cuformers.auto.tokenizers.vocabulary import Vocabulary, as_ids
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 
@@ -38,7 +38,7 @@ class AutoTokenizer:
     ) -> "Tokenizer":
         """The tokenizer of a local folder or hub id.
 
-        `options` are those of `tokenizer_build.OPTIONS` (padding_side, truncation_side, model_max_length, special
+        `options` are those of `build.OPTIONS` (padding_side, truncation_side, model_max_length, special
         tokens such as pad_token, add_bos_token, chat_template ...); each overrides the files. Raises ValueError for
         an unknown option, CheckpointError where the files are missing or can't be read.
         """
@@ -49,7 +49,7 @@ class AutoTokenizer:
             "local_files_only": local_files_only,
             "subfolder": subfolder,
         }
-        return Tokenizer(tokenizer_build.build(pretrained_model_name_or_path, where, options))
+        return Tokenizer(build.build(pretrained_model_name_or_path, where, options))
 
 
 class Tokenizer(Vocabulary):
@@ -57,7 +57,7 @@ class Tokenizer(Vocabulary):
 
     is_fast = True
 
-    def __init__(self, parts: tokenizer_build.Parts) -> None:
+    def __init__(self, parts: build.Parts) -> None:
         super().__init__(
             parts.rust, parts.named, parts.extra, add_bos_token=parts.add_bos_token, add_eos_token=parts.add_eos_token
         )
@@ -175,9 +175,9 @@ class Tokenizer(Vocabulary):
             padding, False, max_length, pad_to_multiple_of, model_max_length=self.model_max_length
         )
         if lengths.padding and self.pad_token_id is None:
-            raise ValueError(tokenizer_encode.NO_PAD_TOKEN)
+            raise ValueError(encode.NO_PAD_TOKEN)
         side = check_side("padding_side", padding_side or self.padding_side)
-        padded = tokenizer_encode.pad_dict(self, encoded_inputs, lengths, side, return_attention_mask)
+        padded = encode.pad_dict(self, encoded_inputs, lengths, side, return_attention_mask)
         return padded.convert_to_tensors(return_tensors)
 
     def apply_chat_template(
@@ -206,7 +206,7 @@ class Tokenizer(Vocabulary):
         tokenize=False. `return_assistant_tokens_mask` adds "assistant_masks": 1 for each token inside the template's
         {% generation %} blocks. Raises ChatTemplateError where the template refuses.
         """
-        from cuformers.auto import chat_template as chats
+        from cuformers.auto.tokenizers import chat_template as chats
 
         if return_assistant_tokens_mask and not (tokenize and return_dict):
             raise ValueError("return_assistant_tokens_mask=True needs tokenize=True and return_dict=True.")
@@ -244,15 +244,15 @@ class Tokenizer(Vocabulary):
 
     def get_chat_template(self, chat_template: str | None = None, tools: Sequence[Any] | None = None) -> str:
         """The source of the template that `apply_chat_template` would use."""
-        from cuformers.auto import chat_template as chats
+        from cuformers.auto.tokenizers import chat_template as chats
 
         return chats.choose(self.chat_template, chat_template, has_tools=tools is not None)
 
     def save_pretrained(self, save_directory: str | Path) -> tuple[str, ...]:
         """Writes the tokenizer's files, each whole or not at all; Transformers reads them back. Returns their paths."""
-        from cuformers.auto import tokenizer_save
+        from cuformers.auto.tokenizers import save
 
-        return tokenizer_save.save(self, Path(save_directory))
+        return save.save(self, Path(save_directory))
 
     def __repr__(self) -> str:
         return (
@@ -269,7 +269,7 @@ class Tokenizer(Vocabulary):
             if lengths.truncation is None:
                 return self._rust.encode_batch(inputs, is_pretokenized=words, add_special_tokens=specials)
             pairs = any(isinstance(item, tuple) for item in inputs)
-            tokenizer_encode.check_truncation(
+            encode.check_truncation(
                 lengths, stride, self._rust.num_special_tokens_to_add(pairs) if specials else 0
             )
             try:
@@ -278,13 +278,13 @@ class Tokenizer(Vocabulary):
                 )
                 return self._rust.encode_batch(inputs, is_pretokenized=words, add_special_tokens=specials)
             except BaseException as error:
-                raise tokenizer_encode.truncation_error(error, lengths, stride) from error
+                raise encode.truncation_error(error, lengths, stride) from error
             finally:
                 self._rust.no_truncation()
 
     def _pad(self, encodings: list[Encoding], lengths: Lengths, side: str | None) -> None:
         if self.pad_token_id is None or self.pad_token is None:
-            raise ValueError(tokenizer_encode.NO_PAD_TOKEN)
+            raise ValueError(encode.NO_PAD_TOKEN)
         length = lengths.padded([len(encoding.ids) for encoding in encodings])
         direction = check_side("padding_side", side or self.padding_side)
         for encoding in encodings:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Encoding
 
-from cuformers.auto.tool_schema import tool_schema
+from cuformers.auto.tokenizers.tool_schema import tool_schema
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 

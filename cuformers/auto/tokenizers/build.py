@@ -8,11 +8,11 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
-from cuformers.auto import tokenizer_pipeline as pipeline
-from cuformers.auto.special_tokens import EXTRA, EXTRA_OLDER, NAMES
-from cuformers.auto.tokenizer_encode import NO_LIMIT
-from cuformers.auto.tokenizer_family import GENERIC, Family, choose_family
-from cuformers.auto.tokenizer_files import TokenizerFiles, as_token, read_files
+from cuformers.auto.tokenizers import stages as pipeline
+from cuformers.auto.tokenizers.encode import NO_LIMIT
+from cuformers.auto.tokenizers.family import GENERIC, Family, choose_family
+from cuformers.auto.tokenizers.files import TokenizerFiles, as_token, read_files
+from cuformers.auto.tokenizers.special_tokens import EXTRA, EXTRA_OLDER, NAMES
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 

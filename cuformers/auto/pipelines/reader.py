@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cuformers.auto.pipeline_inputs import Chat, Prompt
-from cuformers.auto.pipeline_options import TextOptions
-from cuformers.auto.tokenizer import Tokenizer
+from cuformers.auto.pipelines.inputs import Chat, Prompt
+from cuformers.auto.pipelines.options import TextOptions
+from cuformers.auto.tokenizers.tokenizer import Tokenizer
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 from cuformers.generation.config import GenerationConfig

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from tokenizers import decoders
 
-from cuformers.auto.tokenizer import Tokenizer, clean_up_spaces
-from cuformers.auto.tokenizer_pipeline import parsed, part
-from cuformers.auto.vocabulary import as_ids
+from cuformers.auto.tokenizers.stages import parsed, part
+from cuformers.auto.tokenizers.tokenizer import Tokenizer, clean_up_spaces
+from cuformers.auto.tokenizers.vocabulary import as_ids
 from cuformers.base.log import notice
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")

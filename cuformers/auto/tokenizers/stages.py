@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
-from cuformers.auto.tokenizer_family import Family
+from cuformers.auto.tokenizers.family import Family
 from cuformers.base.errors import bad_argument
 
 _SPACE = "▁"

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from cuformers.auto.model import PreTrainedModel
-from cuformers.auto.pipeline_defaults import call_config, start_config
-from cuformers.auto.pipeline_inputs import Prompt, batches, read_inputs
-from cuformers.auto.pipeline_options import TextOptions, split_options
-from cuformers.auto.pipeline_reader import PromptReader
-from cuformers.auto.tokenizer import Tokenizer
+from cuformers.auto.pipelines.defaults import call_config, start_config
+from cuformers.auto.pipelines.inputs import Prompt, batches, read_inputs
+from cuformers.auto.pipelines.options import TextOptions, split_options
+from cuformers.auto.pipelines.reader import PromptReader
+from cuformers.auto.tokenizers.tokenizer import Tokenizer
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 from cuformers.generation.config import GenerationConfig

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cuformers.auto.batch_encoding import BatchEncoding
+from cuformers.auto.tokenizers.batch_encoding import BatchEncoding
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 

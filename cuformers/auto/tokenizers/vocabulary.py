@@ -7,8 +7,8 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
-from cuformers.auto.special_tokens import SpecialTokens
-from cuformers.auto.tokenizer_pipeline import template
+from cuformers.auto.tokenizers.special_tokens import SpecialTokens
+from cuformers.auto.tokenizers.stages import template
 from cuformers.base.errors import bad_argument
 
 
