@@ -5,16 +5,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from cuformers.cuda.device import capability
 from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec
 from cuformers.nn.step import Step
 
 VARLEN_DTYPES = frozenset({torch.bfloat16, torch.float16})
 VARLEN_MAX_HEAD_DIM = 256
+VARLEN_CAPABILITY = (8, 0)
 
 
 def varlen_fits(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether PyTorch's varlen_attn takes these."""
-    return device.type == "cuda" and dtype in VARLEN_DTYPES and head_dim <= VARLEN_MAX_HEAD_DIM
+    new_enough = (capability(device) or (0, 0)) >= VARLEN_CAPABILITY
+    return new_enough and dtype in VARLEN_DTYPES and head_dim <= VARLEN_MAX_HEAD_DIM
 
 
 def torch_varlen(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
@@ -60,7 +63,7 @@ class FlashAttention2:
         self._varlen: Callable[..., Tensor] = torch_varlen if self._without_package else package_varlen
 
     def why_not(self, problem: AttentionProblem) -> str | None:
-        if problem.device.type != "cuda":
+        if (capability(problem.device) or (0, 0)) < VARLEN_CAPABILITY:
             return "needs an NVIDIA GPU of compute capability 8.0 or newer"
         if problem.dtype not in VARLEN_DTYPES:
             return f"takes bfloat16 and float16, not {problem.dtype}"
