@@ -36,7 +36,7 @@ def hf_name(name: str) -> str:
 
 def pack(gguf_file: Path, folder: Path, parts: Path) -> None:
     """Two safetensors files of raw blocks (uint8 rows), each below 64 MB, and the small JSON files."""
-    from gguf import GGUFReader
+    from gguf import GGUFReader  # type: ignore[import-not-found]
 
     reader = GGUFReader(gguf_file)
     heads = {
