@@ -1,7 +1,6 @@
 """The model that users hold: a CausalLM with Transformers' methods."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +17,7 @@ from cuformers.checkpoint.save import save_weights
 from cuformers.cuda.device import capability
 from cuformers.engine.engine import Engine
 from cuformers.generation.config import GenerationConfig
-from cuformers.kernels.op import Choice, Mode, Problem
+from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import select
 from cuformers.models.config import ModelConfig
 from cuformers.models.config_checks import check_config
@@ -46,8 +45,6 @@ class PreTrainedModel(CausalLM):
         self._kernels_wanted = "auto"
         self._attention_wanted: str | None = None
         self._movers: tuple[Offload | Spread, ...] = ()
-
-    # -- where and how it computes -----------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -143,22 +140,8 @@ class PreTrainedModel(CausalLM):
         self._forget("backend", "engine")
         self._select(self._kernels_wanted)
 
-    @contextmanager
-    def _with_gradients(self) -> Iterator[None]:
-        """For one forward that may be differentiated in inference mode: kernels that have a backward."""
-        present = self.ops
-        lacking = [choice for choice in present.choices if "train" not in choice.implementation.modes]
-        if not lacking or not torch.is_grad_enabled() or not any(p.requires_grad for p in self.parameters()):
-            yield
-            return
-        self._select("auto", "train")
-        try:
-            yield
-        finally:
-            set_kernels(self, present)
-
-    def _select(self, want: str, mode: Mode | None = None) -> None:
-        mode = mode or ("train" if self.training else "infer")
+    def _select(self, want: str) -> None:
+        mode = "train" if self.training else "infer"
         problem = Problem(device=self.device.type, capability=capability(self.device), dtype=self.dtype, mode=mode)
         if want == "triton" and mode == "train":
             want = "auto"  # what has no backward is the reference's in training
@@ -167,8 +150,6 @@ class PreTrainedModel(CausalLM):
     def _forget(self, *names: str) -> None:
         for name in names:
             self.__dict__.pop(name, None)
-
-    # -- computing ---------------------------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -204,13 +185,12 @@ class PreTrainedModel(CausalLM):
         batch = flatten(input_ids.to(self.device), attention_mask, position_ids)
         self.model.rotary.reserve(batch.max_position + 1, self.device)
         step = full_step(batch.positions, batch.lengths, self.backend)
-        with self._with_gradients():
-            hidden = self.model(batch.tokens, step)
-            if logits_to_keep:
-                kept = restore(hidden, batch)[:, -logits_to_keep:]
-                logits = self.logits(kept.flatten(0, 1)).unflatten(0, kept.shape[:2])
-            else:
-                logits = restore(self.logits(hidden), batch)
+        hidden = self.model(batch.tokens, step)
+        if logits_to_keep:
+            kept = restore(hidden, batch)[:, -logits_to_keep:]
+            logits = self.logits(kept.flatten(0, 1)).unflatten(0, kept.shape[:2])
+        else:
+            logits = restore(self.logits(hidden), batch)
         loss = None if labels is None else next_token_loss(logits, labels, num_items_in_batch)
         output = CausalLMOutputWithPast(loss=loss, logits=logits)
         return output.to_tuple() if return_dict is False else output
@@ -218,8 +198,6 @@ class PreTrainedModel(CausalLM):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Continues prompts: see `cuformers.auto.generate.generate` for the arguments."""
         return generate(self, *args, **kwargs)
-
-    # -- as a Transformers model -------------------------------------------------------------------------------------
 
     def num_parameters(self, only_trainable: bool = False) -> int:
         """Number of weights, tied ones once."""

@@ -7,8 +7,9 @@ import torch
 from models.checkpoints import load, oracle, shared, tokens
 from torch import Tensor
 
-from cuformers.auto import model as model_module
-from cuformers.kernels.table import select
+from cuformers.kernels.guard import guarded
+from cuformers.kernels.table import reference
+from cuformers.nn.kernel_module import set_kernels
 
 NAME = "llama"
 
@@ -100,30 +101,17 @@ def test_hooks_on_the_embedding_run() -> None:
     assert model(tokens(1, 4)).logits.requires_grad
 
 
-def test_a_forward_that_may_be_differentiated_uses_kernels_with_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_that_may_be_differentiated_uses_kernels_with_a_backward() -> None:
     """Inference kernels would drop gradients in silence where a model in eval mode is differentiated."""
-    modes: list[str] = []
 
-    def pretend(problem, want: str = "auto"):
-        """As on a GPU: in inference the op is one without a backward."""
-        kernels = select(problem, "reference")
-        modes.append(problem.mode)
-        if problem.mode == "train":
-            return kernels
-        limited = [
-            replace(c, implementation=replace(c.implementation, modes=frozenset({"infer"}))) for c in kernels.choices
-        ]
-        return replace(kernels, choices=tuple(limited))
+    def infer_only(*args: object, **kwargs: object) -> None:
+        raise AssertionError("this kernel has no backward")
 
-    monkeypatch.setattr(model_module, "select", pretend)
+    plain = reference()
+    names = [choice.op for choice in plain.choices]
     model = load(NAME)
-    modes.clear()
-    table = model.ops
+    set_kernels(model, replace(plain, **{name: guarded(infer_only, getattr(plain, name)) for name in names}))
     model(tokens(1, 4), labels=tokens(1, 4)).loss.backward()
-    assert modes == ["train"] and model.ops is table, "swapped for this forward only"
     assert all(p.grad is not None for p in model.parameters())
-    modes.clear()
-    with torch.no_grad():
+    with torch.no_grad(), pytest.raises(AssertionError, match="no backward"):
         model(tokens(1, 4))
-    model.requires_grad_(False)(tokens(1, 4))
-    assert modes == []
