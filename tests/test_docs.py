@@ -34,7 +34,6 @@ def test_the_pages_are_there() -> None:
     assert PYTHON and LINES
 
 
-# -- programs -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
@@ -88,7 +87,6 @@ def _model_types() -> set[str]:
     return set(specs())
 
 
-# -- commands -------------------------------------------------------------------------------------------------------
 
 
 class _ParsedError(Exception):
@@ -155,7 +153,6 @@ def test_ci_runs_the_readmes_second_command() -> None:
     assert second.replace("install -e", "install -q -e") in (ROOT / ".ci" / "run").read_text()
 
 
-# -- names ----------------------------------------------------------------------------------------------------------
 
 
 @cache

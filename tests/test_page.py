@@ -110,7 +110,6 @@ def device_of(where: str) -> str:
     return "cuda:0" if where == "cuda" else "cpu"
 
 
-# -- our page -------------------------------------------------------------------------------------------------------
 
 
 def test_the_whole_page_is_marked() -> None:
@@ -151,7 +150,6 @@ def test_without_a_gpu_the_page_says_what_is_missing(code: str) -> None:
         run(code, {**OURS, **ON_CPU})
 
 
-# -- Transformers' own programs -------------------------------------------------------------------------------------
 
 
 def test_torch_is_asked_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +202,6 @@ def test_pipeline(where: str, home: Path) -> None:
     assert names["pipe"].device.type == expected and (where == "cpu" or expected == "cuda")
 
 
-# -- which GPUs: decided before the process starts ------------------------------------------------------------------
 
 
 def test_an_empty_list_means_the_cpu(home: Path) -> None:

@@ -138,7 +138,6 @@ def test_a_hook_on_a_single_leaf_runs_too() -> None:
     assert seen
 
 
-# -- in a model --------------------------------------------------------------------------------------------------------
 
 
 def groups(model: nn.Module) -> list[bool]:
