@@ -7,11 +7,6 @@ def bad_argument(argument: str, value: object, allowed: str, remedy: str = "") -
     return ValueError(f"{text} {remedy}".rstrip())
 
 
-def missing_package(package: str, extra: str, purpose: str) -> ImportError:
-    """An ImportError to raise where an optional package is needed; carries the pip line."""
-    return ImportError(f"{purpose} needs the package {package!r}. Install it with: pip install 'cuformers[{extra}]'")
-
-
 class CheckpointError(ValueError):
     """A checkpoint that can't be read or written as asked: corrupt, incomplete, or not fitting the model."""
 
