@@ -47,6 +47,20 @@ def test_bf16_logits_are_as_near_as_transformers(attention: str, tmp_path: Path)
     assert (ours - exact).norm() / exact.norm() < 1.25 * rounded
 
 
+def test_what_a_hook_holds_is_not_overwritten(tmp_path: Path) -> None:
+    tiny_model("qwen3").save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32", device_map="cuda")
+    ids = torch.randint(3, 128, (2, 50), device="cuda")
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for layer in model.model.layers:
+        for module in (layer.self_attn, layer):
+            module.register_forward_hook(lambda m, a, out: held.append((out, out.clone())))
+    with torch.no_grad():
+        model(ids)
+    assert len(held) == 2 * len(model.model.layers)
+    assert all(torch.equal(kept, copy) for kept, copy in held)
+
+
 def test_gradients_in_evaluation_mode_are_whole(tmp_path: Path) -> None:
     tiny_model("qwen3").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32", device_map="cuda")

@@ -4,8 +4,7 @@
 
 All tensors share one dtype (the norm's weight may have another). Products accumulate in float32. The normed x is
 rounded to the dtype before the product, as an unfused norm would be. A row of the result depends on its own row of x
-and on the number of rows, never on the other rows' values. The residual may be overwritten, and the result may be
-its memory: who still needs it afterwards passes a copy.
+and on the number of rows, never on the other rows' values. No argument is overwritten.
 """
 
 from collections.abc import Callable

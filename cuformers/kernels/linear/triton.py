@@ -26,7 +26,7 @@ def linear(
     if residual is None:
         y = F.linear(x, weight, bias)
         return y if scale == 1.0 else y.mul_(scale)
-    if bias is None and residual.is_contiguous():
-        # The residual enters cuBLAS's float32 epilogue; in place, or it would be copied first.
-        return residual.detach().addmm_(x, weight.t(), alpha=scale)
+    if bias is None:
+        # The residual enters cuBLAS's float32 epilogue. It is copied first, as a hook may hold the residual itself.
+        return torch.addmm(residual.detach(), x, weight.t(), alpha=scale)
     return torch.add(residual, F.linear(x, weight, bias), alpha=scale)
