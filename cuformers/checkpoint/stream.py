@@ -108,14 +108,14 @@ def fill_through_ring(
 ) -> None:
     """To a GPU: threads fill pinned buffers in turn, which a side stream copies in order, converting there."""
     side = streams.side_stream(device)
-    streams.wait(side, streams.current(device))  # the targets' memory may still be in use by earlier work
     slots = [_Slot(size, device) for _ in range(min(num_slots, len(chunks)))]
     pending: deque[tuple[Chunk, _Slot, Future[Tensor]]] = deque()
-    staging: Tensor | None = None
+    converts = any(s.dtype != s.target.dtype for chunk in chunks for s in chunk.segments)
+    # Of the current stream's memory: each side stream would keep a cache of its own.
+    staging = torch.empty(size, dtype=torch.uint8, device=device) if converts else None
+    streams.wait(side, streams.current(device))  # the memory of staging and targets may still be in use
     try:
         with streams.use(side):
-            if any(s.dtype != s.target.dtype for chunk in chunks for s in chunk.segments):
-                staging = torch.empty(size, dtype=torch.uint8, device=device)
             for i in range(len(chunks) + len(slots)):
                 if i >= len(slots):
                     chunk, slot, read = pending.popleft()
