@@ -124,17 +124,19 @@ class Engine:
         self, logits: Tensor, rows: Rows, owners: list[tuple[int, Request]], groups: Sequence[Group], launched: Launched
     ) -> Tensor:
         """Scores for the sampler: rows of each group through its processors, the others as they are."""
-        parts: dict[tuple[int, int], list[tuple[int, Request]]] = {}
+        parts: dict[int, list[tuple[int, Request]]] = {}
         for row, request in owners:
             if not groups[request.group].plain:
-                parts.setdefault((request.group, launched.get(request, 0)), []).append((row, request))
+                parts.setdefault(request.group, []).append((row, request))
         if not parts:
             return logits
         scores = logits.float()
-        for (group, generated), own in parts.items():
+        for group, own in parts.items():
             place = torch.tensor([row for row, _ in own]).to(self.device, non_blocking=True)
             state, requests = rows.decode.picked(place), [r for _, r in own]
-            new = groups[group].process(logits[place], state, requests, generated)
+            generated = [launched.get(r, 0) for r in requests]
+            bound = max(len(r.prompt) + n for r, n in zip(requests, generated))
+            new = groups[group].process(logits[place], state, requests, bound, generated)
             scores = scores.index_copy(0, place, new)
         return scores
 
