@@ -7,6 +7,7 @@ from functools import cache
 from torch import Tensor
 
 from cuformers.kernels.advance import OP as ADVANCE
+from cuformers.kernels.chunk_attention import OP as CHUNK_ATTENTION
 from cuformers.kernels.decode_attention import OP as DECODE_ATTENTION
 from cuformers.kernels.gated_linear import GATED_ACTIVATION, GATED_LINEAR
 from cuformers.kernels.linear import OP as LINEAR
@@ -26,6 +27,7 @@ OPS: tuple[Op, ...] = (
     ROPE_CACHE,
     PAGED_ATTENTION,
     DECODE_ATTENTION,
+    CHUNK_ATTENTION,
     SAMPLE,
     ARGMAX,
     ADVANCE,
@@ -45,6 +47,7 @@ class Kernels:
     rope_cache: Callable[..., tuple[Tensor, Tensor, Tensor]]
     paged_attention: Callable[..., Tensor]
     decode_attention: Callable[..., Tensor]
+    chunk_attention: Callable[..., Tensor]
     sample: Callable[..., Tensor]
     argmax: Callable[..., Tensor]
     advance: Callable[..., None]

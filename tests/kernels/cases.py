@@ -10,6 +10,7 @@ from cuformers.kernels.advance import DecodeState
 from cuformers.kernels.norm_args import Norm
 
 from .attention_cases import attentions, decodes, ropes
+from .chunk_cases import chunks
 from .judge import Call, Case, poisoned, randn
 
 
@@ -97,7 +98,7 @@ def advances() -> list[Case]:
 
 def all_cases() -> list[Case]:
     """Every case that is compared by relative error."""
-    return [*norms(), *linears(), *activations(), *ropes(), *attentions(), *decodes(), *advances()]
+    return [*norms(), *linears(), *activations(), *ropes(), *attentions(), *decodes(), *chunks(), *advances()]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts that the interpreter, slow by the program, can walk through, with several splits of everything."""
+    from cuformers.kernels.chunk_attention import triton as chunks
     from cuformers.kernels.linear import skinny
     from cuformers.kernels.linear.config import FMA_ROWS, SkinnyConfig
     from cuformers.kernels.paged_attention import triton as attention
@@ -22,6 +23,7 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(skinny, "config", cut)
     monkeypatch.setattr(attention, "config", lambda *_, **__: attention.AttentionConfig(4, 16, 16, 4, 2))
+    monkeypatch.setattr(chunks, "config", lambda _, group, *__: chunks.ChunkConfig(64 if group > 32 else 32, 32, 4, 2))
     monkeypatch.setattr(sample, "SPLIT", 128)
     monkeypatch.setattr(sample, "CANDIDATES", 16)
     monkeypatch.setattr(sample, "STRIPE", 8)

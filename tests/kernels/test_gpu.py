@@ -10,6 +10,7 @@ from cuformers.kernels.norm_args import Norm
 
 from .attention_cases import AttentionShape, DecodeShape, RopeShape, attend, attentions, decode, decodes, ropes
 from .cases import all_cases, check_sampling, linears, norms
+from .chunk_cases import ChunkShape, chunk, chunks
 from .judge import Call, Case, check, error, triton_kernels
 
 pytestmark = [
@@ -40,6 +41,18 @@ REAL = [
             DecodeShape(AttentionShape((1000,) * 40, 32, 8, 128, page=256), 128),
             DecodeShape(AttentionShape((500, 700), 8, 4, 256, window=300, softcap=50.0), 64, norm=True),
             DecodeShape(AttentionShape((900, 16), 14, 2, 64), 64),
+        )
+    ),
+    *chunks(
+        (
+            ChunkShape(((1500, 1500), (700, 3000), (1, 900)), 16, 8, 128, page=64, padding=100),
+            ChunkShape(((128, 128),) * 16, 32, 8, 128, page=256),
+            ChunkShape(((16, 4000), (3, 5000), (0, 0)), 16, 8, 128, page=64),
+            ChunkShape(((900, 2500),), 64, 8, 64, page=64, window=128, sinks=True),
+            ChunkShape(((500, 900), (300, 300)), 8, 4, 256, page=64, window=300, softcap=50.0),
+            ChunkShape(((400, 1000),), 32, 32, 96, page=128),
+            ChunkShape(((300, 600), (5, 9)), 32, 8, 80, page=16),
+            ChunkShape(((120, 120),), 71, 1, 64, page=32),
         )
     ),
 ]
@@ -178,3 +191,26 @@ def test_a_graph_of_decode_attention_writes_where_the_slots_on_the_device_say() 
         assert error(out, reference.decode_attention(**(arguments | caches))) < 1.5e-2
         assert all(error(arguments[name], cache) < 1.5e-2 for name, cache in caches.items())
         assert not arguments["workspace"].counters.any()
+
+
+def test_a_graph_of_chunks_follows_the_bounds_on_the_device() -> None:
+    """Bounds, rows and lengths that change between replays: fewer chunks, empty ones, padding."""
+    from cuformers.kernels.chunk_attention import reference, triton
+
+    torch.manual_seed(0)
+    shape = ChunkShape(((400, 700), (200, 600)), 16, 8, 128, page=64, padding=40)
+    call = chunk(shape, torch.bfloat16, GPU)
+    graph, out = _captured(lambda: triton.chunk_attention(*call.args, **call.kwargs))
+    bounds, rows, lengths = call.args[4:]
+    first, second = rows.tolist()
+    for now in (
+        ((0, 200, 640), (first, second), (200, 600)),
+        ((0, 0, 1), (first, second), (0, 600)),
+        ((0, 5, 5), (second, first), (333, 0)),
+        ((0, 0, 0), (0, 0), (0, 0)),
+    ):
+        for there, values in zip((bounds, rows, lengths), now):
+            there.copy_(torch.tensor(values, dtype=torch.int32))
+        graph.replay()
+        expected = reference.chunk_attention(*call.args, **call.kwargs)
+        assert error(out, expected) < 1.5e-2 and not out[bounds[-1] :].any()

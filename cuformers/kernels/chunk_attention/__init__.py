@@ -1,0 +1,41 @@
+"""Op `chunk_attention`: several queries per sequence over its keys in the paged cache.
+
+    chunk_attention(q [T, Hq, D], k_cache [P, Hkv, page, D], v_cache, block_tables [B, M] int32, bounds [N + 1] int32,
+                    rows [N] int32, lengths [N] int32, *,
+                    scale, window=None, softcap=None, sinks [Hq] | None) -> [T, Hq, D]
+
+Chunk n owns the queries q[bounds[n] : bounds[n + 1]]. Its keys are the first lengths[n] tokens of row rows[n] of
+`block_tables`, its own tokens included: whoever calls has written them to the cache. Its last query is at position
+lengths[n] - 1 and every query sees the positions up to its own. `bounds` ascends from 0 and ends anywhere up to T;
+queries from bounds[N] on are padding, whose output is zero, and a chunk may be empty. All numbers about chunks are read
+on the device, so that a captured graph serves any chunks that fit T and N.
+`window`: a query at position p sees keys at positions > p - window. `softcap`: scores become
+softcap * tanh(score / softcap). `sinks`: one more score per head, without a value.
+`q` may be a slice of wider rows. Pool positions that no query of a chunk sees never reach the result, whatever they
+hold.
+"""
+
+from collections.abc import Callable
+
+from cuformers.kernels.op import Implementation, Op
+
+
+def _load_triton() -> Callable:
+    from cuformers.kernels.chunk_attention.triton import chunk_attention
+
+    return chunk_attention
+
+
+def _load_reference() -> Callable:
+    from cuformers.kernels.chunk_attention.reference import chunk_attention
+
+    return chunk_attention
+
+
+OP = Op(
+    "chunk_attention",
+    (
+        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
+        Implementation(name="reference", load=_load_reference),
+    ),
+)
