@@ -11,6 +11,8 @@ from cuformers.kernels.chunk_attention import OP as CHUNK_ATTENTION
 from cuformers.kernels.decode_attention import OP as DECODE_ATTENTION
 from cuformers.kernels.gated_linear import GATED_ACTIVATION, GATED_LINEAR
 from cuformers.kernels.linear import OP as LINEAR
+from cuformers.kernels.logprobs import OP as LOGPROBS
+from cuformers.kernels.logprobs import Logprobs
 from cuformers.kernels.norm import ADD_RMS_NORM, RMS_NORM, RMS_NORM_ADD
 from cuformers.kernels.op import Choice, Op, Problem
 from cuformers.kernels.paged_attention import OP as PAGED_ATTENTION
@@ -30,6 +32,7 @@ OPS: tuple[Op, ...] = (
     CHUNK_ATTENTION,
     SAMPLE,
     ARGMAX,
+    LOGPROBS,
     ADVANCE,
 )
 
@@ -50,6 +53,7 @@ class Kernels:
     chunk_attention: Callable[..., Tensor]
     sample: Callable[..., Tensor]
     argmax: Callable[..., Tensor]
+    logprobs: Callable[..., Logprobs]
     advance: Callable[..., None]
     choices: tuple[Choice, ...]
     """Which implementation each op got, and why the others did not."""

@@ -5,6 +5,7 @@ import torch
 
 from .cases import all_cases, check_sampling
 from .judge import Case, check
+from .logprobs_cases import check_logprobs
 
 CPU = torch.device("cpu")
 
@@ -15,6 +16,7 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuformers.kernels.chunk_attention import triton as chunks
     from cuformers.kernels.linear import skinny
     from cuformers.kernels.linear.config import FMA_ROWS, SkinnyConfig
+    from cuformers.kernels.logprobs import triton as logprobs
     from cuformers.kernels.paged_attention import triton as attention
     from cuformers.kernels.sample import triton as sample
 
@@ -28,6 +30,8 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "CANDIDATES", 16)
     monkeypatch.setattr(sample, "STRIPE", 8)
     monkeypatch.setattr(sample, "BINS", 32)
+    monkeypatch.setattr(logprobs, "SPLIT", 128)
+    monkeypatch.setattr(logprobs, "GROUP", 8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -49,3 +53,13 @@ def test_sampling_matches_the_reference(
 
     monkeypatch.setattr(sample, "ROOM", room)
     check_sampling(250, spread, dtype, CPU, draws=1)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "top", "dtype"),
+    [(300, 0, torch.float32), (300, 5, torch.float32), (37, 32, torch.bfloat16), (300, 20, torch.bfloat16),
+     (299, 1, torch.float16)],
+    ids=str,
+)  # fmt: skip
+def test_logprobs_match_the_reference(num_tokens: int, top: int, dtype: torch.dtype) -> None:
+    check_logprobs(num_tokens, top, dtype, CPU)

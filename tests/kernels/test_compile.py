@@ -20,11 +20,12 @@ SHARED = 99 * 1024
 TYPES = {
     "bf16": "x w bias norm residual y weight sum qkv q_norm k_norm k_cache v_cache q k v sinks out logits",
     "fp32": "cos sin part stats temperature top_p min_p candidates tops lows sums scales collected thresholds values",
-    "i64": "seeds positions bin_masses",
+    "i64": "seeds positions bin_masses picked ids",
     "i32": "rows slots tables bounds lengths counters top_k counts cuts flat bin_counts tokens",
 }
 POINTERS = {f"{name}_ptr": f"*{dtype}" for dtype, names in TYPES.items() for name in names.split()}
 POINTERS |= dict.fromkeys(("sampled", "tokens", "eos"), "*i64")
+POINTERS |= {"above_ptr": "*i32", "ranks_ptr": "*i32", "bests_ptr": "*fp32", "chosen_ptr": "*fp32"}
 POINTERS |= dict.fromkeys(("positions", "lengths", "slots", "limits", "block_tables", "history"), "*i32")
 FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap")
 
@@ -49,6 +50,8 @@ ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "
 CHUNK = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 128, "BLOCK_S": 64, "STAGES": 2, "UPCAST": False}
 MERGE = {"HKV": 8, "G": 2, "D": 128, "BLOCK_D": 128, "BLOCK_S": 64, "LEAST": 128}
 SPLIT = {"SPLITS": 38, "CANDIDATES": 64, "SHIFT": 16}
+LOGPROBS = {"GROUPS": 4748, "GROUP": 32}
+LIKELIEST = LOGPROBS | {"SPLITS": 38, "SPLITS_BLOCK": 64, "FAMILY_BITS": 8}
 BUILDS = [
     Build("norm.triton._norm_kernel", {"H": 1000, "BLOCK": 1024, "ADD": "before"}),
     Build("gated_linear.triton._gate_kernel", {"BLOCK": 1024, "ACTIVATION": "gelu"}),
@@ -86,6 +89,9 @@ BUILDS = [
     Build("sample.flat_kernel.collect_kernel", {"BINS": 2048, "BLOCK": 4096, "ROOM": 4096, "SHIFT": 16}, 8),
     Build("sample.draw_kernel.draw_kernel", {"BLOCK": 2048, "GREEDY": False}),
     Build("sample.draw_kernel.pick_kernel", {"BLOCK": 128}, 1),
+    Build("logprobs.kernel.split_kernel", LOGPROBS | {"BLOCK": 4096, "TOP": 20}),
+    Build("logprobs.kernel.row_kernel", LIKELIEST | {"TOP": 20, "TOP_BLOCK": 32, "BITS": 10, "SHIFT": 16}, 8),
+    Build("logprobs.kernel.row_kernel", LIKELIEST | {"TOP": 5, "TOP_BLOCK": 8, "BITS": 8, "SHIFT": 0}, 8),
     Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4}, 1),
 ]
 

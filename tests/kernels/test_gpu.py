@@ -12,6 +12,7 @@ from .attention_cases import AttentionShape, DecodeShape, RopeShape, attend, att
 from .cases import all_cases, check_sampling, linears, norms
 from .chunk_cases import ChunkShape, chunk, chunks
 from .judge import Call, Case, check, error, triton_kernels
+from .logprobs_cases import check_logprobs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,6 +70,13 @@ def test_matches_the_reference(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("num_tokens", [300, 32_000, 151_936, 262_144])
 def test_sampling_matches_the_reference(num_tokens: int, spread: float, dtype: torch.dtype) -> None:
     check_sampling(num_tokens, spread, dtype, GPU, draws=20)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("top", [0, 1, 5, 32])
+@pytest.mark.parametrize("num_tokens", [32, 50_257, 151_936, 262_144, 300_000])
+def test_logprobs_match_the_reference(num_tokens: int, top: int, dtype: torch.dtype) -> None:
+    check_logprobs(num_tokens, top, dtype, GPU)
 
 
 def test_rows_do_not_depend_on_the_values_beside_them() -> None:
