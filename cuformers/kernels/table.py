@@ -10,6 +10,7 @@ from cuformers.kernels.advance import OP as ADVANCE
 from cuformers.kernels.chunk_attention import OP as CHUNK_ATTENTION
 from cuformers.kernels.decode_attention import OP as DECODE_ATTENTION
 from cuformers.kernels.gated_linear import GATED_ACTIVATION, GATED_LINEAR
+from cuformers.kernels.invariant_linear import INVARIANT_GATED_LINEAR, INVARIANT_LINEAR
 from cuformers.kernels.linear import OP as LINEAR
 from cuformers.kernels.logprobs import OP as LOGPROBS
 from cuformers.kernels.logprobs import Logprobs
@@ -26,6 +27,8 @@ OPS: tuple[Op, ...] = (
     LINEAR,
     GATED_LINEAR,
     GATED_ACTIVATION,
+    INVARIANT_LINEAR,
+    INVARIANT_GATED_LINEAR,
     ROPE_CACHE,
     PAGED_ATTENTION,
     DECODE_ATTENTION,
@@ -47,6 +50,8 @@ class Kernels:
     linear: Callable[..., Tensor]
     gated_linear: Callable[..., Tensor]
     gated_activation: Callable[..., Tensor]
+    invariant_linear: Callable[..., Tensor]
+    invariant_gated_linear: Callable[..., Tensor]
     rope_cache: Callable[..., tuple[Tensor, Tensor, Tensor]]
     paged_attention: Callable[..., Tensor]
     decode_attention: Callable[..., Tensor]

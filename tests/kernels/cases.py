@@ -1,7 +1,7 @@
 """Inputs for every op, shared by the CPU interpreter's tests and the GPU's."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,6 +62,13 @@ def linears(
     return cases
 
 
+def invariants(
+    sizes: tuple[tuple[int, int, int], ...] = ((1, 1024, 13), (17, 48, 20), (67, 50, 40)),
+) -> list[Case]:
+    """The same for the invariant products: two chunks of columns, descriptors, and columns that ask for pointers."""
+    return [replace(case, op=f"invariant_{case.op}") for case in linears(sizes)]
+
+
 def _linear_inputs(T: int, K: int, N: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
     make = {"dtype": dtype, "device": device}
     return randn(T, K, **make), randn(N, K, **make) / K**0.5, randn(N, **make), randn(T, N, **make)
@@ -98,7 +105,8 @@ def advances() -> list[Case]:
 
 def all_cases() -> list[Case]:
     """Every case that is compared by relative error."""
-    return [*norms(), *linears(), *activations(), *ropes(), *attentions(), *decodes(), *chunks(), *advances()]
+    linear = [*norms(), *linears(), *invariants(), *activations()]
+    return [*linear, *ropes(), *attentions(), *decodes(), *chunks(), *advances()]
 
 
 @dataclass(frozen=True)

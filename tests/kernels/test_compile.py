@@ -18,7 +18,7 @@ CAPABILITIES = (80, 90, 100, 120)
 SHARED = 99 * 1024
 """Bytes of shared memory that a program may have on the smallest of these cards (8.6, 8.9, 12.0)."""
 TYPES = {
-    "bf16": "x w bias norm residual y weight sum qkv q_norm k_norm k_cache v_cache q k v sinks out logits",
+    "bf16": "x w w2 bias norm residual y weight sum qkv q_norm k_norm k_cache v_cache q k v sinks out logits",
     "fp32": "cos sin part stats temperature top_p min_p candidates tops lows sums scales collected thresholds values",
     "i64": "seeds positions bin_masses picked ids",
     "i32": "rows slots tables bounds lengths counters top_k counts cuts flat bin_counts tokens",
@@ -49,6 +49,11 @@ ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "
 }
 CHUNK = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 128, "BLOCK_S": 64, "STAGES": 2, "UPCAST": False}
 MERGE = {"HKV": 8, "G": 2, "D": 128, "BLOCK_D": 128, "BLOCK_S": 64, "LEAST": 128}
+PRODUCT = {"BLOCK_K": 64, "GROUP": 8, "TMA": True, "UPCAST": False, "BIAS": True, "RESIDUAL": False} | {
+    "SPLITS": 1,
+    "PARTIAL": False,
+    "ACTIVATION": "none",
+}
 SPLIT = {"SPLITS": 38, "CANDIDATES": 64, "SHIFT": 16}
 LOGPROBS = {"GROUPS": 4748, "GROUP": 32}
 LIKELIEST = LOGPROBS | {"SPLITS": 38, "SPLITS_BLOCK": 64, "FAMILY_BITS": 8}
@@ -58,6 +63,15 @@ BUILDS = [
     Build("linear.skinny_kernel.fma_kernel", FMA | {"T": 1, "NORM": True, "RESIDUAL": False, "ACTIVATION": "none"}),
     Build("linear.skinny_kernel.fma_kernel", FMA | {"T": 2, "NORM": True, "RESIDUAL": True, "ACTIVATION": "silu"}),
     Build("linear.skinny_kernel.dot_kernel", DOT | {"BIAS": True, "RESIDUAL": True, "ACTIVATION": "gelu_tanh"}),
+    Build(
+        "invariant_linear.kernel.product_kernel",
+        PRODUCT | {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_N2": 1, "SPLITS": 2},
+    ),
+    Build(
+        "invariant_linear.kernel.product_kernel",
+        PRODUCT | {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_N2": 64, "ACTIVATION": "silu", "TMA": False},
+    ),
+    Build("invariant_linear.kernel.sum_kernel", {"SPLITS": 2, "BLOCK": 1024, "BIAS": True, "RESIDUAL": True}),
     Build(
         "rope_cache.triton._rope_cache_kernel",
         {"D": 80, "HALF": 16, "BLOCK_HALF": 16, "BLOCK_REST": 64, "PAGE": 16, "HEADS": 8, "NORM": "qk", "ROTATE": True}
@@ -111,6 +125,9 @@ def compiled(build: Build, capability: int) -> tuple[str, str]:
         n: "constexpr" if n in constants else POINTERS.get(n, "fp32" if n in FLOATS else "i32")
         for n in kernel.arg_names
     }
+    if constants.get("TMA"):
+        for operand, block in (("x", "BLOCK_M"), ("w", "BLOCK_N"), ("w2", "BLOCK_N")):
+            signature[f"{operand}_ptr"] = f"tensordesc<bf16[{constants[block]},{constants['BLOCK_K']}]>"
     if name == "pick_kernel":
         signature["out_ptr"] = "*i64"
     aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t[0] == "*" or t == "i32"}

@@ -9,8 +9,9 @@ import torch
 from cuformers.kernels.norm_args import Norm
 
 from .attention_cases import AttentionShape, DecodeShape, RopeShape, attend, attentions, decode, decodes, ropes
-from .cases import all_cases, check_sampling, linears, norms
+from .cases import all_cases, check_sampling, invariants, linears, norms
 from .chunk_cases import ChunkShape, chunk, chunks
+from .invariance import Operands, check_cuts, check_numbers_of_rows
 from .judge import Call, Case, check, error, triton_kernels
 from .logprobs_cases import check_logprobs
 
@@ -23,6 +24,7 @@ QWEN3_06B = [(T, K, N) for T in (1, 2, 4, 8, 16, 64) for K, N in ((1024, 4096), 
 REAL = [
     *norms(((1, 1024), (64, 4096), (3, 5120))),
     *linears((*QWEN3_06B, (1, 4096, 6144), (2, 12288, 4096), (8, 12288, 512), (1, 1024, 151936), (3, 896, 4864))),
+    *invariants(((1, 4096, 6144), (100, 12288, 4096), (256, 4096, 4096), (1500, 2048, 1024), (3, 896, 4864))),
     *ropes((RopeShape(1, 16, 8, 128, 128, "qk"), RopeShape(300, 32, 8, 128, 128, "qk"), RopeShape(5, 32, 2, 80, 32))),
     *attentions(
         (
@@ -88,6 +90,23 @@ def test_rows_do_not_depend_on_the_values_beside_them() -> None:
         x, other = torch.randn(2, T, 2048, device=GPU, dtype=torch.bfloat16)
         other[0] = x[0]
         assert torch.equal(linear(x, weight)[0], linear(other, weight)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("N", "K", "gated"), [(1024, 2048, False), (640, 1032, False), (200, 100, False), (640, 1024, True)]
+)
+def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(N: int, K: int, gated: bool, dtype: torch.dtype) -> None:
+    operands = Operands(2048, N, K, gated=gated, dtype=dtype, device=GPU)
+    check_numbers_of_rows(operands, range(1, 301))
+    check_cuts(operands)
+
+
+@pytest.mark.parametrize(("N", "K", "gated"), [(4096, 12288, False), (6144, 4096, False), (12288, 4096, True)])
+def test_bits_of_a_row_at_real_sizes(N: int, K: int, gated: bool) -> None:
+    operands = Operands(2048, N, K, gated=gated, dtype=torch.bfloat16, device=GPU)
+    check_numbers_of_rows(operands, (1, 2, 3, 8, 16, 17, 64, 100, 128, 129, 256, 1000))
+    check_cuts(operands)
 
 
 class Layer(NamedTuple):

@@ -1,0 +1,33 @@
+"""Ops `invariant_linear` and `invariant_gated_linear`: `linear` and `gated_linear` for deterministic=True.
+
+    invariant_linear(x [T, K], weight [N, K], bias [N] | None, *, norm=None, residual=None, scale=1.0) -> [T, N]
+    invariant_gated_linear(x [T, K], weight [2I, K], bias [2I] | None, activation, *, norm=None) -> [T, I]
+
+On one model of GPU the bits of a row of the result depend on that row of x, on its row of the residual and on the
+weights alone: not on T, on the row's place, on the other rows, on graph or eager, or on whether gradients are asked
+for (both modes run the same kernels). They do depend on the weight's shape [N, K]: parts of a weight that are
+multiplied one by one may differ from the whole. The reference gives the values; it promises no bits.
+"""
+
+from collections.abc import Callable
+
+from cuformers.kernels.op import Implementation, Op
+
+
+def _op(name: str) -> Op:
+    def load_triton() -> Callable:
+        from cuformers.kernels.invariant_linear import triton
+
+        return getattr(triton, name)
+
+    def load_reference() -> Callable:
+        from cuformers.kernels.invariant_linear import reference
+
+        return getattr(reference, name)
+
+    triton = Implementation(name="triton", load=load_triton, min_capability=(8, 0))
+    return Op(name, (triton, Implementation(name="reference", load=load_reference)))
+
+
+INVARIANT_LINEAR = _op("invariant_linear")
+INVARIANT_GATED_LINEAR = _op("invariant_gated_linear")

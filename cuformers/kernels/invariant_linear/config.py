@@ -1,0 +1,128 @@
+"""How an invariant product is cut.
+
+Chunks of K fix a row's bits: they follow from the weight's shape. Tiles do not: a cost model picks them by T.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+BLOCK_K = 64
+"""Columns per step of the K loop, for 2-byte elements."""
+CHUNK_STEP = 128
+"""Chunks are multiples of this many columns."""
+PARTIAL_ROWS = 1024
+"""Chunks' sums wait in memory for at most so many rows at once: they should stay in the L2."""
+
+
+class Tile(NamedTuple):
+    """What one program computes."""
+
+    block_m: int
+    """Rows of x. From 64 on, so that all sizes use the same tensor-core instruction on Hopper."""
+    block_n: int
+    """Outputs."""
+    block_n2: int
+    """More outputs, in an accumulator of their own; 1 for none. Gated products: the same number of up rows."""
+    num_warps: int
+    num_stages: int
+    """Steps of the K loop in flight, or fewer where shared memory is smaller."""
+    per_sm: int
+    """Programs that share a multiprocessor."""
+    holds_chunks: bool
+    """Registers have room for a second set of sums, so that one program can add up the chunks."""
+
+    @property
+    def width(self) -> int:
+        """Weight rows of a tile."""
+        return self.block_n + (self.block_n2 if self.block_n2 > 1 else 0)
+
+
+class Cut(NamedTuple):
+    """How a product is launched."""
+
+    tile: Tile
+    partial: bool
+    """Chunks are units of their own, and a second kernel adds their sums."""
+
+
+TILES = (
+    Tile(64, 16, 1, 4, 8, 2, True),
+    Tile(64, 32, 1, 4, 8, 2, True),
+    Tile(64, 64, 1, 4, 6, 2, True),
+    Tile(64, 128, 1, 4, 4, 2, True),
+    Tile(128, 64, 1, 4, 4, 2, True),
+    Tile(128, 128, 1, 4, 3, 2, False),
+    Tile(128, 128, 1, 8, 6, 1, True),
+    Tile(128, 128, 64, 8, 4, 1, False),
+    Tile(128, 256, 1, 8, 4, 1, False),
+    Tile(256, 128, 64, 8, 4, 1, False),
+)
+GATED_TILES = (
+    Tile(64, 16, 16, 4, 8, 2, False),
+    Tile(64, 32, 32, 4, 6, 2, False),
+    Tile(64, 64, 64, 4, 4, 2, False),
+    Tile(128, 64, 64, 4, 3, 2, False),
+    Tile(128, 64, 64, 8, 4, 1, False),
+    Tile(256, 64, 64, 8, 4, 1, False),
+    Tile(128, 128, 128, 8, 4, 1, False),
+)
+WIDE_DTYPE_TILE = Tile(64, 64, 1, 4, 2, 1, True)
+GATED_WIDE_DTYPE_TILE = Tile(64, 32, 32, 4, 2, 1, False)
+"""float32 has no tensor cores here: one tile serves every shape."""
+
+SPLITS: dict[tuple[int, int], int] = {}
+"""(N, K) -> chunks, where measurement beats the rule. A change here changes bits."""
+
+
+@cache
+def splits(N: int, K: int) -> int:
+    """Chunks of K, by the weight's shape [N, K] alone.
+
+    Enough that tiles of 64 outputs by chunks fill most of a large GPU, each chunk being worth a program's start.
+
+    Example:
+        >>> splits(4096, 12288), splits(24576, 4096)
+        (2, 1)
+    """
+    found = SPLITS.get((N, K))
+    if found is not None:
+        return found
+    count = 1
+    while -(-N // 64) * count < 92 and K // (2 * count) >= 512:
+        count *= 2
+    return count
+
+
+def chunk(K: int, count: int) -> int:
+    """Columns of a chunk; the last one may be shorter."""
+    return -(-K // (count * CHUNK_STEP)) * CHUNK_STEP
+
+
+@cache
+def config(N: int, K: int, T: int, *, count: int, gated: bool, num_sms: int) -> Cut:
+    """The cheapest cut for x [T, K] by a weight of N outputs (2N rows where gated), by `_cost`."""
+    cuts = [Cut(tile, partial) for tile in (GATED_TILES if gated else TILES) for partial in (False, True)]
+    allowed = [c for c in cuts if (count > 1 if c.partial else count == 1 or c.tile.holds_chunks)]
+    return min(allowed, key=lambda c: _cost(c, N, K, T, count, gated, num_sms))
+
+
+MACS = 2.8e6
+"""Multiplications a multiprocessor's tensor cores do in a microsecond."""
+L2_BYTES = 60e3
+"""Bytes a multiprocessor gets from the L2 in a microsecond."""
+START = 2.0
+"""From a program's start to its first product, and from its last to its end."""
+
+
+def _cost(cut: Cut, N: int, K: int, T: int, count: int, gated: bool, num_sms: int) -> float:
+    """Microseconds, roughly: the steps of the busiest multiprocessor, each bound by products or by the L2."""
+    tile = cut.tile
+    width = tile.block_n if gated else tile.width
+    units = -(-T // tile.block_m) * -(-N // width) * (count if cut.partial else 1)
+    steps = -(-K // BLOCK_K) / (count if cut.partial else 1)
+    products = tile.block_m * tile.width * BLOCK_K / MACS
+    loads = (min(T, tile.block_m) + tile.width) * BLOCK_K * 2 / L2_BYTES
+    waves = -(-units // num_sms)
+    starts = -(-units // (num_sms * tile.per_sm))
+    sums = 2.0 + 2 * count * T * N * 4 / (num_sms * L2_BYTES) if cut.partial else 0.0
+    return waves * steps * max(products, loads) + starts * START + sums
