@@ -19,13 +19,14 @@ def step(
     kernels: Kernels,
 ) -> Tensor:  # fmt: skip
     """One decode step from tokens to tokens; the embedding is the head's weight."""
+    plan = kernels.attention_plan(tables["lengths"], num_kv_heads=dims.num_key_value_heads)
     x = F.embedding(tokens, head.args[1])
     for layer in layers:
         qkv = kernels.linear(x, layer["qkv"], norm=layer["norm"])
         a = kernels.decode_attention(
             qkv, tables["cos"], tables["sin"], tables["rows"], layer["k"], layer["v"], tables["slots"],
             tables["blocks"], tables["lengths"], num_heads=dims.num_attention_heads, scale=dims.head_dim**-0.5,
-            q_norm=layer["head_norm"], k_norm=layer["head_norm"], workspace=layer["workspace"],
+            q_norm=layer["head_norm"], k_norm=layer["head_norm"], plan=plan,
         )  # fmt: skip
         x = kernels.linear(a.flatten(1), layer["o"], residual=x)
         h = kernels.gated_linear(x, layer["gate_up"], None, "silu", norm=layer["norm"])
@@ -38,7 +39,7 @@ def measure_chain(dims: Dims, T: int, kernels: Kernels) -> dict[str, Any]:
     from benchmarks.kernels import microseconds
 
     torch.manual_seed(0)
-    attention = attention_problem(dims, T, LENGTH, "here").build()
+    attention = attention_problem(dims, T, LENGTH).build()
     blocks, lengths = attention.args[3:]
     angle = torch.rand(4096, dims.head_dim // 2, device=dims.device) * 6
     last = blocks[:, (LENGTH - 1) // PAGE] * PAGE + (LENGTH - 1) % PAGE
@@ -47,9 +48,9 @@ def measure_chain(dims: Dims, T: int, kernels: Kernels) -> dict[str, Any]:
     layers = []
     for _ in range(dims.num_hidden_layers):
         layer: dict[str, Any] = {n: linear_problem(dims, n, T).build().args[1] for n in ("qkv", "o", "gate_up", "down")}
-        k, v = attention_problem(dims, T, LENGTH, "here").build().args[1:3]
+        k, v = attention_problem(dims, T, LENGTH).build().args[1:3]
         norms = {"norm": Norm(dims.randn(dims.hidden_size), 1e-6), "head_norm": Norm(dims.randn(dims.head_dim), 1e-6)}
-        layers.append(layer | norms | {"k": k, "v": v, "workspace": attention.kwargs["workspace"]})
+        layers.append(layer | norms | {"k": k, "v": v})
     head = linear_problem(dims, "head", T).build()
     tokens = torch.arange(T, device=dims.device)
     us = microseconds(lambda _: step(tokens, layers, head, tables, dims, kernels), 1, launches=1, repeats=30)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import SHAPES
-from cuformers.kernels.launch import sms
+from cuformers.kernels.attention_plan.reference import attention_plan
 from cuformers.kernels.norm_args import Norm
-from cuformers.kernels.paged_attention.workspace import Workspace, workspace
 
 PAGE = 64
 
@@ -87,13 +86,8 @@ def linear_problem(dims: Dims, name: str, T: int) -> Problem:
     return Problem(op="gated_linear" if gated else "linear", shape=shape, bytes=moved, build=build, peer=True)
 
 
-def scratch(dims: Dims) -> Workspace:
-    """The memory in which attention's splits meet."""
-    return workspace(dims.num_attention_heads, dims.num_key_value_heads, dims.head_dim, sms(dims.device), dims.device)
-
-
-def attention_problem(dims: Dims, N: int, length: int, merge: str) -> Problem:
-    """Attention of N sequences with `length` keys; merge "here" in one launch, "later" in two."""
+def attention_problem(dims: Dims, N: int, length: int) -> Problem:
+    """Attention of N sequences with `length` keys; the plan, shared by a step's layers, is not measured."""
     heads, kv, D = dims.num_attention_heads, dims.num_key_value_heads, dims.head_dim
     blocks = -(-length // PAGE)
 
@@ -101,18 +95,18 @@ def attention_problem(dims: Dims, N: int, length: int, merge: str) -> Problem:
         pool = dims.randn(2, N * blocks + 1, kv, PAGE, D)
         tables = torch.randperm(N * blocks, device=dims.device).view(N, blocks).int()
         lengths = torch.full((N,), length, dtype=torch.int32, device=dims.device)
-        work = scratch(dims) if merge == "here" else None
-        return Arguments((dims.randn(N, heads, D), *pool, tables, lengths), {"scale": D**-0.5, "workspace": work})
+        plan = attention_plan(lengths, num_kv_heads=kv)
+        return Arguments((dims.randn(N, heads, D), *pool, tables, lengths), {"scale": D**-0.5, "plan": plan})
 
     moved = 2 * (2 * N * length * kv * D + 2 * N * heads * D)
-    shape = {"model": dims.name, "rows": N, "length": length, "merge": merge}
+    shape = {"model": dims.name, "rows": N, "length": length}
     return Problem(op="paged_attention", shape=shape, bytes=moved, build=build)
 
 
-def decode_problem(dims: Dims, N: int, length: int, merge: str) -> Problem:
+def decode_problem(dims: Dims, N: int, length: int) -> Problem:
     """Attention from the projected rows on; the newest of `length` keys is written and attended to."""
     heads, kv, D = dims.num_attention_heads, dims.num_key_value_heads, dims.head_dim
-    plain = attention_problem(dims, N, length, merge)
+    plain = attention_problem(dims, N, length)
 
     def build() -> Arguments:
         (_, k, v, tables, lengths), kwargs = plain.build()
@@ -188,12 +182,10 @@ def problems(dims: Dims, only: str | None) -> Iterator[Problem]:
     everything = [
         *(linear_problem(dims, name, T) for name in linear_shapes(dims) for T in (1, 2, 4, 8, 16, 32)),
         *(
-            problem(dims, N, length, merge)
+            problem(dims, N, length)
             for problem in (decode_problem, attention_problem)
             for N in (1, 32)
             for length in (128, 256, 1024, 8192)
-            for merge in ("here", "later")
-            if merge == "here" or N == 1
         ),
         *(rope_problem(dims, T) for T in (1, 8, 32)),
         *(norm_problem(dims, T) for T in (1, 32)),

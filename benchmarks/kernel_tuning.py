@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.kernel_problems import Dims, Problem, decode_problem, linear_problem, linear_shapes
+from cuformers.kernels.attention_plan.reference import attention_plan
+from cuformers.kernels.attention_plan.rule import Rule, balanced
 from cuformers.kernels.decode_attention.triton import decode_attention
 from cuformers.kernels.launch import sms
 from cuformers.kernels.linear.config import FMA_ROWS, MAX_ROWS, SkinnyConfig, config
@@ -45,23 +47,23 @@ def _dot_cuts(block_n: int, K: int, num_warps: int) -> Iterator[tuple[float, Ski
 
 
 class DecodeCut(NamedTuple):
-    """A cut of decode attention, and where partial results are merged."""
+    """How decode attention is cut into items, and a program's way through its keys."""
 
+    rule: Rule
     cut: AttentionConfig
-    merge: str
-    """"here" or "later"."""
 
 
-def decode_cuts(splits: int) -> list[DecodeCut]:
-    """Cuts of decode attention, all with the rule's number of splits, which decides little: `least` limits them."""
-    tiles = ((32, 2, 3), (32, 4, 3), (64, 4, 3), (64, 8, 3), (128, 4, 2), (128, 8, 2))
-    merges = ("here", "later") if splits > 1 else ("here",)
-    return [
-        DecodeCut(AttentionConfig(splits, block_s, tiles_each * block_s, num_warps, stages), merge)
+def decode_cuts(default: DecodeCut) -> list[DecodeCut]:
+    """The default with other tiles, then with other stretches."""
+    rule, cut = default
+    tiles = ((32, 2, 3), (32, 4, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 4, 2), (128, 8, 2))
+    made = [
+        AttentionConfig(block_s, num_warps, stages, early)
         for block_s, num_warps, stages in tiles
-        for tiles_each in (1, 2)
-        for merge in merges
+        for early in (True, False)
     ]
+    rules = [rule._replace(long=long, least=least) for long in (1, 4, 8, 16) for least in (1, 2, 4) if least <= long]
+    return [*(DecodeCut(rule, c) for c in made), *(DecodeCut(r, cut) for r in rules)]
 
 
 def search(problem: Problem, cuts: list[Any], call: Callable[..., Any]) -> list[tuple[float, Any]]:
@@ -112,18 +114,20 @@ def tune_linear(dims: Dims, name: str, T: int, add: Callable[..., None]) -> None
 
 def tune_decode(dims: Dims, N: int, length: int, add: Callable[..., None]) -> None:
     """Decode attention of a model at a batch size and length."""
-    problem = decode_problem(dims, N, length, "here")
+    problem = decode_problem(dims, N, length)
+    kv, D, num_sms = dims.num_key_value_heads, dims.head_dim, sms(dims.device)
+    default = DecodeCut(balanced(N, kv, num_sms), attention_rule(N, kv, D, 2, num_sms=num_sms))
+    cuts = list(dict.fromkeys((default, *decode_cuts(default))))
+    lengths = problem.build().args[-1]
+    plans = {c.rule: attention_plan(lengths, num_kv_heads=kv, rule=c.rule) for c in cuts}
 
     def call(arguments: Any, cut: DecodeCut) -> None:
-        kwargs = arguments.kwargs | ({} if cut.merge == "here" else {"workspace": None})
-        decode_attention(*arguments.args, **kwargs, cut=cut.cut)
+        decode_attention(*arguments.args, **(arguments.kwargs | {"plan": plans[cut.rule]}), cut=cut.cut)
 
-    rule = attention_rule(N, dims.num_key_value_heads, dims.head_dim, num_sms=sms(dims.device))
-    default = DecodeCut(rule, "here")
-    found = search(problem, list(dict.fromkeys((default, *decode_cuts(rule.splits)))), call)
+    found = search(problem, cuts, call)
     report(problem, found, default, add)
     for us, best in found[:3]:
-        print(f"    N {N}, length {length}: {us:.2f} us, {best.cut}, merged {best.merge}", flush=True)
+        print(f"    N {N}, length {length}: {us:.2f} us, {best}", flush=True)
 
 
 def tune(dims: Dims, rows: list[int], only: str | None, add: Callable[..., None]) -> None:

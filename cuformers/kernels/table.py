@@ -7,6 +7,8 @@ from functools import cache
 from torch import Tensor
 
 from cuformers.kernels.advance import OP as ADVANCE
+from cuformers.kernels.attention_plan import OP as ATTENTION_PLAN
+from cuformers.kernels.attention_plan import AttentionPlan
 from cuformers.kernels.chunk_attention import OP as CHUNK_ATTENTION
 from cuformers.kernels.decode_attention import OP as DECODE_ATTENTION
 from cuformers.kernels.gated_linear import GATED_ACTIVATION, GATED_LINEAR
@@ -30,6 +32,7 @@ OPS: tuple[Op, ...] = (
     INVARIANT_LINEAR,
     INVARIANT_GATED_LINEAR,
     ROPE_CACHE,
+    ATTENTION_PLAN,
     PAGED_ATTENTION,
     DECODE_ATTENTION,
     CHUNK_ATTENTION,
@@ -53,6 +56,7 @@ class Kernels:
     invariant_linear: Callable[..., Tensor]
     invariant_gated_linear: Callable[..., Tensor]
     rope_cache: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    attention_plan: Callable[..., AttentionPlan]
     paged_attention: Callable[..., Tensor]
     decode_attention: Callable[..., Tensor]
     chunk_attention: Callable[..., Tensor]

@@ -1,4 +1,4 @@
-"""Cases of rope_cache, paged_attention and decode_attention."""
+"""Cases of rope_cache, attention_plan, paged_attention and decode_attention."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cuformers.kernels.attention_plan import AttentionPlan
+from cuformers.kernels.attention_plan.reference import attention_plan
 from cuformers.kernels.norm_args import Norm
-from cuformers.kernels.paged_attention.workspace import workspace
 
 from .judge import Call, Case, randn
 
@@ -90,23 +91,69 @@ def attentions(shapes: tuple[AttentionShape, ...] = ATTENTIONS) -> list[Case]:
     """paged_attention on a pool that is NaN wherever no key may be seen."""
     cases = []
     for s in shapes:
-        for work in (False, True):
-            name = f"{'-'.join(map(str, s.lengths))}-{s.heads}h{s.kv_heads}-d{s.dim}p{s.page}{'-work' if work else ''}"
-            cases.append(
-                Case("paged_attention", name, lambda dtype, device, s=s, work=work: attend(s, work, dtype, device))
-            )
+        for planned in (False, True):
+            lengths = "-".join(map(str, s.lengths))
+            name = f"{lengths}-{s.heads}h{s.kv_heads}-d{s.dim}p{s.page}{'-planned' if planned else ''}"
+            make = lambda dtype, device, s=s, planned=planned: attend(s, planned, dtype, device)  # noqa: E731
+            cases.append(Case("paged_attention", name, make))
     return cases
 
 
-def attend(s: AttentionShape, work: bool, dtype: torch.dtype, device: torch.device) -> Call:
-    """The call of one shape."""
+def fine_plan(lengths: Tensor, s: AttentionShape) -> AttentionPlan:
+    """Stretches of 48 keys: they begin within the kernel's tiles, and long rows have very many."""
+    options = {"num_kv_heads": s.kv_heads, "window": s.window, "block": 16}
+    return attention_plan(lengths, stretch=48, longest=max(s.lengths), **options)
+
+
+def attend(s: AttentionShape, planned: bool, dtype: torch.dtype, device: torch.device) -> Call:
+    """The call of one shape, with a plan or without."""
     pool, tables = filled_pool(s)
     kwargs: dict[str, Any] = {"scale": s.dim**-0.5, "window": s.window, "softcap": s.softcap}
     kwargs["sinks"] = torch.randn(s.heads).to(device, dtype) if s.sinks else None
-    kwargs["workspace"] = workspace(s.heads, s.kv_heads, s.dim, 132, device) if work else None
     q = randn(len(s.lengths), s.heads, s.dim, dtype=dtype, device=device)
-    lengths = torch.tensor(s.lengths, dtype=torch.int32)
-    return Call((q, *pool.to(device, dtype), tables.to(device), lengths.to(device)), kwargs)
+    lengths = torch.tensor(s.lengths, dtype=torch.int32, device=device)
+    kwargs["plan"] = fine_plan(lengths, s) if planned else None
+    return Call((q, *pool.to(device, dtype), tables.to(device), lengths), kwargs)
+
+
+@dataclass(frozen=True)
+class PlanShape:
+    """An attention_plan problem."""
+
+    lengths: tuple[int, ...]
+    window: int | None = None
+    block: int = 16
+    stretch: int | None = None
+    num_kv_heads: int = 8
+    num_sms: int = 132
+
+
+PLANS = (
+    PlanShape((1,)),
+    PlanShape((5000,), num_sms=4),
+    PlanShape((0, 0)),
+    PlanShape((100, 0, 4000, 17, 64, 65), num_sms=6),
+    PlanShape((100, 0, 4000, 17, 64, 65), num_sms=6, window=70),
+    PlanShape((*range(0, 3300, 100),), block=64, num_kv_heads=2),
+    PlanShape((700, 0, 48, 49), stretch=48),
+    PlanShape((700, 0, 48, 49), stretch=48, window=100),
+)
+
+
+def plans(shapes: tuple[PlanShape, ...] = PLANS) -> list[Case]:
+    """attention_plan, whose every number is compared."""
+    cases = []
+    for s in shapes:
+
+        def make(dtype, device, s=s) -> Call:
+            del dtype
+            options = {"num_kv_heads": s.num_kv_heads, "window": s.window, "block": s.block, "num_sms": s.num_sms}
+            fixed = {"stretch": s.stretch, "longest": max(s.lengths)} if s.stretch else {}
+            return Call((torch.tensor(s.lengths, dtype=torch.int32, device=device),), options | fixed)
+
+        name = f"{len(s.lengths)}rows-{max(s.lengths)}-w{s.window}-b{s.block}-s{s.stretch}-{s.num_sms}sms"
+        cases.append(Case("attention_plan", name, make))
+    return cases
 
 
 def filled_pool(s: AttentionShape, newest: bool = True) -> tuple[Tensor, Tensor]:
@@ -147,17 +194,16 @@ def decodes(shapes: tuple[DecodeShape, ...] = DECODES) -> list[Case]:
     """decode_attention on a pool that is NaN wherever no key may be seen, the newest position included."""
     cases = []
     for s in shapes:
-        for work in (False, True):
+        for planned in (False, True):
             a = s.attention
             name = f"{'-'.join(map(str, a.lengths))}-{a.heads}h{a.kv_heads}-d{a.dim}r{s.rot}p{a.page}"
-            name += ("-norm" if s.norm else "") + ("-work" if work else "")
-            cases.append(
-                Case("decode_attention", name, lambda dtype, device, s=s, work=work: decode(s, work, dtype, device))
-            )
+            name += ("-norm" if s.norm else "") + ("-planned" if planned else "")
+            make = lambda dtype, device, s=s, planned=planned: decode(s, planned, dtype, device)  # noqa: E731
+            cases.append(Case("decode_attention", name, make))
     return cases
 
 
-def decode(shape: DecodeShape, work: bool, dtype: torch.dtype, device: torch.device) -> Call:
+def decode(shape: DecodeShape, planned: bool, dtype: torch.dtype, device: torch.device) -> Call:
     """The call of one shape; its projected rows are a slice of wider ones."""
     s, make = shape.attention, {"dtype": dtype, "device": device}
     pool, tables = filled_pool(s, newest=False)
@@ -175,5 +221,5 @@ def decode(shape: DecodeShape, work: bool, dtype: torch.dtype, device: torch.dev
     kwargs |= {"scale": s.dim**-0.5, "window": s.window, "softcap": s.softcap}
     if shape.norm:
         kwargs |= {f"{x}_norm": Norm(randn(s.dim, **make), 1e-3, float(x == "k")) for x in "qk"}
-    kwargs["workspace"] = workspace(s.heads, s.kv_heads, s.dim, 132, device) if work else None
+    kwargs["plan"] = fine_plan(kwargs["lengths"], s) if planned else None
     return Call((), kwargs, ("k_cache", "v_cache"))

@@ -9,7 +9,7 @@ from torch import Tensor
 from cuformers.kernels.advance import DecodeState
 from cuformers.kernels.norm_args import Norm
 
-from .attention_cases import attentions, decodes, ropes
+from .attention_cases import attentions, decodes, plans, ropes
 from .chunk_cases import chunks
 from .judge import Call, Case, poisoned, randn
 
@@ -106,7 +106,7 @@ def advances() -> list[Case]:
 def all_cases() -> list[Case]:
     """Every case that is compared by relative error."""
     linear = [*norms(), *linears(), *invariants(), *activations()]
-    return [*linear, *ropes(), *attentions(), *decodes(), *chunks(), *advances()]
+    return [*linear, *ropes(), *plans(), *attentions(), *decodes(), *chunks(), *advances()]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts that the interpreter, slow by the program, can walk through, with several splits of everything."""
+    from cuformers.kernels.attention_plan import triton as plan
     from cuformers.kernels.chunk_attention import triton as chunks
     from cuformers.kernels.linear import skinny
     from cuformers.kernels.linear.config import FMA_ROWS, SkinnyConfig
@@ -24,7 +25,8 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
         return SkinnyConfig(8, 256, 1, 4) if T <= FMA_ROWS else SkinnyConfig(16, 32, 4, 4)
 
     monkeypatch.setattr(skinny, "config", cut)
-    monkeypatch.setattr(attention, "config", lambda *_, **__: attention.AttentionConfig(4, 16, 16, 4, 2))
+    monkeypatch.setattr(attention, "config", lambda N, *_, **__: attention.AttentionConfig(16, 4, 2, N < 3))
+    monkeypatch.setattr(plan, "ROWS_AT_ONCE", 16)
     monkeypatch.setattr(chunks, "config", lambda _, group, *__: chunks.ChunkConfig(64 if group > 32 else 32, 32, 4, 2))
     monkeypatch.setattr(sample, "SPLIT", 128)
     monkeypatch.setattr(sample, "CANDIDATES", 16)

@@ -53,7 +53,7 @@ def test_one_query_a_chunk_is_decode_attention(sinks: bool) -> None:
     torch.manual_seed(0)
     call = attend(AttentionShape((70, 1, 33), 4, 2, 64, window=40, sinks=sinks), False, torch.float32, CPU)
     q, k, v, tables, lengths = call.args
-    call.kwargs.pop("workspace")
+    call.kwargs.pop("plan")
     alone = references().paged_attention(q, k, v, tables, lengths, **call.kwargs)
     each = torch.arange(4).int()
     assert error(references().chunk_attention(q, k, v, tables, each, each[:3], lengths, **call.kwargs), alone) < 1e-6

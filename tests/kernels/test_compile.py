@@ -21,13 +21,17 @@ TYPES = {
     "bf16": "x w w2 bias norm residual y weight sum qkv q_norm k_norm k_cache v_cache q k v sinks out logits",
     "fp32": "cos sin part stats temperature top_p min_p candidates tops lows sums scales collected thresholds values",
     "i64": "seeds positions bin_masses picked ids",
-    "i32": "rows slots tables bounds lengths counters top_k counts cuts flat bin_counts tokens",
+    "i32": "rows slots tables bounds lengths items splits top_k counts cuts flat bin_counts tokens",
 }
 POINTERS = {f"{name}_ptr": f"*{dtype}" for dtype, names in TYPES.items() for name in names.split()}
 POINTERS |= dict.fromkeys(("sampled", "tokens", "eos"), "*i64")
 POINTERS |= {"above_ptr": "*i32", "ranks_ptr": "*i32", "bests_ptr": "*fp32", "chosen_ptr": "*fp32"}
 POINTERS |= dict.fromkeys(("positions", "lengths", "slots", "limits", "block_tables", "history"), "*i32")
 FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap")
+
+
+ORDINARY = {"attention_plan.triton.plan_kernel"}
+"""Kernels that are no part of a chain: launched without PDL."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,9 @@ class Build:
 
 FMA = {"BLOCK_N": 4, "BLOCK_K": 1024, "CHUNKS": 1, "COPIES": 1, "K": 1024, "BIAS": False}
 DOT = {"BLOCK_N": 8, "BLOCK_K": 128, "SLICES": 4, "K": 1024, "UPCAST": False}
-ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False} | {
-    "LEAST": 64
-}
+ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False}
 CHUNK = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 128, "BLOCK_S": 64, "STAGES": 2, "UPCAST": False}
-MERGE = {"HKV": 8, "G": 2, "D": 128, "BLOCK_D": 128, "BLOCK_S": 64, "LEAST": 128}
-PRODUCT = {"BLOCK_K": 64, "GROUP": 8, "TMA": True, "UPCAST": False, "BIAS": True, "RESIDUAL": False} | {
-    "SPLITS": 1,
-    "PARTIAL": False,
-    "ACTIVATION": "none",
-}
+PLAN_SIZES = {"BLOCK": 64, "BLOCK_N": 256, "BLOCK_I": 64}
 SPLIT = {"SPLITS": 38, "CANDIDATES": 64, "SHIFT": 16}
 LOGPROBS = {"GROUPS": 4748, "GROUP": 32}
 LIKELIEST = LOGPROBS | {"SPLITS": 38, "SPLITS_BLOCK": 64, "FAMILY_BITS": 8}
@@ -77,16 +74,23 @@ BUILDS = [
         {"D": 80, "HALF": 16, "BLOCK_HALF": 16, "BLOCK_REST": 64, "PAGE": 16, "HEADS": 8, "NORM": "qk", "ROTATE": True}
         | {"CACHE": True},
     ),
+    Build("attention_plan.triton.plan_kernel", PLAN_SIZES | {"WINDOW": True}, 1),
     Build(
         "paged_attention.kernel.attention_kernel",
-        ATTENTION
-        | {"G": 2, "PAGE": 16, "SPLITS": 32, "WINDOW": False, "SOFTCAP": False, "SINKS": False, "MERGE": "here"},
+        ATTENTION | {"G": 2, "PAGE": 64, "EARLY": True, "SOFTCAP": False, "SINKS": False},
     ),
     Build(
         "paged_attention.kernel.attention_kernel",
-        ATTENTION | {"G": 4, "PAGE": 64, "SPLITS": 2, "WINDOW": True, "SOFTCAP": True, "SINKS": True, "MERGE": "later"},
+        ATTENTION | {"G": 4, "PAGE": 64, "EARLY": False, "SOFTCAP": False, "SINKS": False},
     ),
-    Build("paged_attention.merge_kernel.merge_kernel", MERGE | {"SPLITS": 32, "WINDOW": True, "SINKS": True}),
+    Build(
+        "paged_attention.kernel.attention_kernel",
+        ATTENTION | {"G": 4, "PAGE": 16, "EARLY": True, "SOFTCAP": True, "SINKS": True},
+    ),
+    Build(
+        "paged_attention.merge_kernel.merge_kernel",
+        {"HQ": 16, "D": 80, "BLOCK_D": 128, "BLOCK_P": 32, "SINKS": True},
+    ),
     Build(
         "chunk_attention.kernel.chunk_kernel",
         CHUNK | {"G": 2, "PAGE": 64, "WINDOW": False, "SOFTCAP": False, "SINKS": False},
@@ -119,8 +123,8 @@ def compiled(build: Build, capability: int) -> tuple[str, str]:
 
     module, name = build.kernel.rsplit(".", 1)
     kernel = getattr(import_module(f"cuformers.kernels.{module}"), name)
-    pdl = capability >= 90
-    constants = build.constants | {"PDL": pdl}
+    pdl = capability >= 90 and build.kernel not in ORDINARY
+    constants = build.constants | ({} if build.kernel in ORDINARY else {"PDL": pdl})
     signature = {
         n: "constexpr" if n in constants else POINTERS.get(n, "fp32" if n in FLOATS else "i32")
         for n in kernel.arg_names
@@ -158,13 +162,14 @@ def test_compiles(build: Build, capability: int, results: dict[tuple[str, int], 
     ptx, shared = results[str(build), capability].result()
     assert int(shared) <= SHARED
     waits = ptx.count("griddepcontrol.wait")
-    assert waits == ptx.count("griddepcontrol.launch_dependents") == (1 if capability >= 90 else 0)
+    chained = capability >= 90 and build.kernel not in ORDINARY
+    assert waits == ptx.count("griddepcontrol.launch_dependents") == int(chained)
 
 
 @pytest.mark.parametrize("kernel", ["fma_kernel", "dot_kernel", "attention_kernel"])
 def test_weights_and_old_keys_are_asked_for_before_the_wait(kernel: str, results: dict[tuple[str, int], Any]) -> None:
     for build in BUILDS:
-        if build.kernel.endswith(kernel):
+        if build.kernel.endswith(kernel) and build.constants.get("EARLY", True):
             ptx, _ = results[str(build), 90].result()
             before, after = ptx.split("griddepcontrol.wait")
             assert before.count("ld.global") >= 4 and "st.global" not in before

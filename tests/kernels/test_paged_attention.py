@@ -5,7 +5,6 @@ import torch
 
 from cuformers.kernels.paged_attention.reference import paged_attention
 from cuformers.kernels.paged_attention.triton import config
-from cuformers.kernels.paged_attention.workspace import MAX_SPLITS
 
 from .attention_cases import ATTENTIONS, AttentionShape, attend
 from .judge import error
@@ -38,12 +37,10 @@ def test_is_dense_attention_over_the_visible_keys(shape: AttentionShape) -> None
     assert error(paged_attention(*call.args, **call.kwargs), dense(call, shape)) < 1e-5
 
 
-def test_splits_depend_on_no_length_and_fill_the_card() -> None:
-    for N in (1, 2, 7, 32, 256):
-        cut = config(N, 8, 128, num_sms=132)
-        assert 1 <= cut.splits <= MAX_SPLITS and cut.splits & (cut.splits - 1) == 0
-        assert cut.splits == 1 or N * 8 * cut.splits <= 3 * 132
-    assert config(1, 8, 128).splits * 8 >= 132
+def test_tiles_fit_the_shared_memory_of_every_gpu() -> None:
+    for dim, itemsize in ((64, 2), (128, 2), (256, 2), (64, 4), (128, 4)):
+        cut = config(1, 8, dim, itemsize)
+        assert 2 * cut.block_s * dim * itemsize * (cut.stages - 1) <= 96 * 1024
 
 
 def test_refusals_name_the_remedy() -> None:

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
+from cuformers.kernels.attention_plan import AttentionPlan
 from cuformers.kernels.norm_args import Norm
 from cuformers.kernels.paged_attention.reference import paged_attention
-from cuformers.kernels.paged_attention.workspace import Workspace
 from cuformers.kernels.rope_cache.reference import rope_cache
 
 
@@ -25,10 +25,10 @@ def decode_attention(
     k_norm: Norm | None = None,
     window: int | None = None,
     softcap: float | None = None,
-    workspace: Workspace | None = None,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
     """`rope_cache`, then `paged_attention`."""
-    del workspace
+    del plan
     q, _, _ = rope_cache(
         qkv,
         cos,

@@ -5,9 +5,9 @@ One launch for all of it was tried twice and was slower on an H200: docs/log.md,
 
 from torch import Tensor
 
+from cuformers.kernels.attention_plan import AttentionPlan
 from cuformers.kernels.norm_args import Norm
 from cuformers.kernels.paged_attention.triton import AttentionConfig, paged_attention
-from cuformers.kernels.paged_attention.workspace import Workspace
 from cuformers.kernels.rope_cache.triton import rope_cache
 
 
@@ -28,7 +28,7 @@ def decode_attention(
     k_norm: Norm | None = None,
     window: int | None = None,
     softcap: float | None = None,
-    workspace: Workspace | None = None,
+    plan: AttentionPlan | None = None,
     cut: AttentionConfig | None = None,
 ) -> Tensor:
     """See the package. `cut` overrides the rule of the attention kernel, for tuning."""
@@ -46,5 +46,5 @@ def decode_attention(
         v_cache=v_cache,
         slots=slots,
     )
-    options = {"scale": scale, "window": window, "softcap": softcap, "workspace": workspace, "cut": cut}
+    options = {"scale": scale, "window": window, "softcap": softcap, "plan": plan, "cut": cut}
     return paged_attention(q, k_cache, v_cache, block_tables, lengths, **options)

@@ -1,14 +1,17 @@
 """Op `paged_attention`: one query per sequence over its keys in the paged cache.
 
     paged_attention(q [N, Hq, D], k_cache [P, Hkv, page, D], v_cache, block_tables [N, M] int32, lengths [N] int32, *,
-                    scale, window=None, softcap=None, sinks [Hq] | None, fresh=1, workspace=None) -> [N, Hq, D]
+                    scale, window=None, softcap=None, sinks [Hq] | None, plan=None) -> [N, Hq, D]
 
 `lengths` counts the keys of a sequence, the current token included; 0 marks a padding row, whose output is zero.
 `window`: a query at position p sees keys at positions > p - window. `softcap`: scores become
-softcap * tanh(score / softcap). `sinks`: one more score per head, without a value. `fresh`: how many keys at the end
-of a sequence this very step has written (the rest may be read before the step's earlier kernels have finished).
-`workspace`: see `workspace.py`; with it, and up to 8 query heads for each kv head, the op is one launch, else two.
-Pool positions that are not seen never reach the result, whatever they hold.
+softcap * tanh(score / softcap). `sinks`: one more score per head, without a value. Pool positions that are not seen
+never reach the result, whatever they hold.
+
+`plan`: the `attention_plan` of these lengths, this window and this number of kv heads, written before the step's chain
+began (see there); it decides how work is cut, never what is seen. Without one the op makes its own, one more launch.
+Only the newest key of a sequence may come from the step's own earlier kernels: the others are read before these have
+finished.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Decode attention: a program owns one kv head of one sequence and one stretch of its keys ("split").
+"""Decode attention: a program owns one kv head of one item of the plan, that is of one stretch of a row's keys.
 
 The query heads that share the kv head are the rows of a tensor-core tile. Scores are in base 2: exp2 is what the GPU
 has.
@@ -7,23 +7,28 @@ has.
 import triton
 import triton.language as tl
 
+from cuformers.kernels import attention_plan
 from cuformers.kernels.activation_triton import tanh
-from cuformers.kernels.paged_attention.merge_kernel import LOG2E, merge_pair, store_part, store_whole, stretch
+from cuformers.kernels.paged_attention.merge_kernel import LOG2E, store_part, store_whole
+
+ALONE = tl.constexpr(attention_plan.ALONE)
+NEWEST = tl.constexpr(attention_plan.NEWEST)
 
 
 @triton.jit
-def _tile_pages(table_ptr, start, low, high, PAGE: tl.constexpr, BLOCK_S: tl.constexpr, FRESH: tl.constexpr):
-    """Page of each position of a tile: [BLOCK_S] int64. FRESH reads past the first-level cache."""
+def _pages(table_ptr, start, low, high, PAGE: tl.constexpr, BLOCK_S: tl.constexpr, FRESH: tl.constexpr):
+    """Page of a tile that lies in one, else of each of its positions [BLOCK_S]; anything where no key is seen.
+
+    FRESH reads past the first-level cache, which before the wait may hold an earlier step's table.
+    """
     CACHE: tl.constexpr = ".cg" if FRESH else ""
-    position = start + tl.arange(0, BLOCK_S)
     if PAGE >= BLOCK_S:
-        # The tile lies in one page. Its first position may be hidden (before the window), its page is still there.
-        some = (start + BLOCK_S > low) & (start < high)
-        page = tl.load(table_ptr + start // PAGE, mask=some, other=0, cache_modifier=CACHE)
-        return page.to(tl.int64) + tl.zeros((BLOCK_S,), dtype=tl.int64)
+        # The tile's first position may be hidden (before the window), its page is still there.
+        return tl.load(table_ptr + start // PAGE, mask=start < high, other=0, cache_modifier=CACHE)
     else:
+        position = start + tl.arange(0, BLOCK_S)
         seen = (position >= low) & (position < high)
-        return tl.load(table_ptr + position // PAGE, mask=seen, other=0, cache_modifier=CACHE).to(tl.int64)
+        return tl.load(table_ptr + position // PAGE, mask=seen, other=0, cache_modifier=CACHE)
 
 
 @triton.jit
@@ -32,27 +37,20 @@ def _load_tile(
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Keys and values [BLOCK_S, BLOCK_D] of positions start.., zero outside [low, high). Pointers are the kv head's."""
-    position = start + tl.arange(0, BLOCK_S)
+    i = tl.arange(0, BLOCK_S)
     d = tl.arange(0, BLOCK_D)
-    seen = (position >= low) & (position < high)
-    if PAGE >= BLOCK_S:
-        offset = start % PAGE + tl.arange(0, BLOCK_S)
-    else:
-        offset = position % PAGE
-    within = offset[:, None] * D + d[None, :]
+    seen = (start + i >= low) & (start + i < high)
     mask = seen[:, None] if BLOCK_D == D else seen[:, None] & (d < D)[None, :]
-    k = tl.load(k_ptr + (page * k_page_stride)[:, None] + within, mask=mask, other=0.0)
-    v = tl.load(v_ptr + (page * v_page_stride)[:, None] + within, mask=mask, other=0.0)
-    return k, v
-
-
-@triton.jit
-def _capped(s, softcap, SOFTCAP: tl.constexpr):
-    """Scores in base 2."""
-    if SOFTCAP:
-        return softcap * LOG2E * tanh(s / softcap)
+    page = page.to(tl.int64)
+    if PAGE >= BLOCK_S:
+        inside = start % PAGE * D
+        k_at = k_ptr + (page * k_page_stride + inside) + (i[:, None] * D + d[None, :])
+        v_at = v_ptr + (page * v_page_stride + inside) + (i[:, None] * D + d[None, :])
     else:
-        return s
+        inside = ((start + i) % PAGE * D)[:, None] + d[None, :]
+        k_at = k_ptr + (page * k_page_stride)[:, None] + inside
+        v_at = v_ptr + (page * v_page_stride)[:, None] + inside
+    return tl.load(k_at, mask=mask, other=0.0), tl.load(v_at, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -60,84 +58,98 @@ def _attend(
     q, k, v, acc, m, l, start, low, high, scale, softcap,
     BLOCK_S: tl.constexpr, SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the running softmax. `scale` carries log2(e) where there is no softcap."""
+    """One tile of the running softmax. `scale` carries log2(e) where there is no softcap.
+
+    l [BLOCK_M, BLOCK_S] is summed over its columns at the end only: each sum over a tile's columns is one more meeting
+    of all warps.
+    """
     if UPCAST:
         q, k, v = q.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
     position = start + tl.arange(0, BLOCK_S)
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    s = _capped(s, softcap, SOFTCAP)
+    if SOFTCAP:
+        s = softcap * LOG2E * tanh(s / softcap)
     s = tl.where(((position >= low) & (position < high))[None, :], s, -float("inf"))
     top = tl.maximum(m, tl.max(s, axis=1))
     safe = tl.where(top == -float("inf"), 0.0, top)
     p = tl.exp2(s - safe[:, None])
-    fade = tl.exp2(m - safe)
-    acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
-    return acc, top, l * fade + tl.sum(p, axis=1)
+    fade = tl.exp2(m - safe)[:, None]
+    acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
+    return acc, top, l * fade + p
 
 
-@triton.jit(do_not_specialize=["window", "fresh", "table_stride"])
-def attention_kernel(
-    q_ptr, k_ptr, v_ptr, tables_ptr, lengths_ptr, sinks_ptr, out_ptr, part_ptr, stats_ptr, counters_ptr,
-    q_stride, table_stride, k_page_stride, v_page_stride, scale, softcap, window, fresh,
-    HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGE: tl.constexpr, UPCAST: tl.constexpr,
-    PDL: tl.constexpr,
+@triton.jit
+def _early_tile(
+    k_ptr, v_ptr, page, k_page_stride, v_page_stride, start, low, high, flags,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [N * HKV, SPLITS]. MERGE: partial results are merged "here" (counters) or "later" (merge_kernel)."""
+    """The first tile, asked for before the wait for the kernel that writes the newest key, which is read after it."""
+    # Keys of earlier steps are there already.
+    old = tl.where((flags & NEWEST) != 0, high - 1, high) if PDL else high
+    k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, start, low, old, D, BLOCK_D, PAGE, BLOCK_S)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        if (old < high) & (start + BLOCK_S >= high):
+            k_new, v_new = _load_tile(
+                k_ptr, v_ptr, page, k_page_stride, v_page_stride, start, old, high, D, BLOCK_D, PAGE, BLOCK_S
+            )
+            is_new = (start + tl.arange(0, BLOCK_S) >= old)[:, None]
+            k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
+    return k, v
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def attention_kernel(
+    q_ptr, k_ptr, v_ptr, tables_ptr, items_ptr, sinks_ptr, out_ptr, part_ptr, stats_ptr,
+    q_stride, table_stride, k_page_stride, v_page_stride, scale, softcap,
+    HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid [items * HKV]. EARLY: the first tile's keys are asked for before the wait."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    pair = tl.program_id(0).to(tl.int64)
-    split = tl.program_id(1)
-    n, head = pair // HKV, pair % HKV
-    length = tl.load(lengths_ptr + n, cache_modifier=".cg")
-    first, start, per_split, active = stretch(length, window, SPLITS, BLOCK_S, LEAST, WINDOW)
-    begin = start + split * per_split
-    end = tl.minimum(begin + per_split, length)
-    if (begin >= end) & (split > 0):
+    item = tl.program_id(0) // HKV
+    head = tl.program_id(0) % HKV
+    row = tl.load(items_ptr + item * 4, cache_modifier=".cg").to(tl.int64)
+    low = tl.load(items_ptr + item * 4 + 1, cache_modifier=".cg")
+    high = tl.load(items_ptr + item * 4 + 2, cache_modifier=".cg")
+    flags = tl.load(items_ptr + item * 4 + 3, cache_modifier=".cg")
+    # Item 0 is always there and waits for this kernel's predecessor, so that the kernel never ends before that one.
+    if row < 0:
         return
     k_ptr += head * PAGE * D
     v_ptr += head * PAGE * D
-    tables_ptr += n * table_stride
-    # Keys of earlier steps are there already; those of this step only after the wait.
-    old = tl.minimum(end, length - fresh)
-    page = _tile_pages(tables_ptr, begin, first, end, PAGE, BLOCK_S, True)
-    here = old if PDL else end
-    k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, first, here, D, BLOCK_D, PAGE, BLOCK_S)
+    tables_ptr += row * table_stride
+    start = low // BLOCK_S * BLOCK_S
+    page = _pages(tables_ptr, start, low, high, PAGE, BLOCK_S, True)
     g = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
-    l = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        if begin + BLOCK_S > old:
-            low = tl.maximum(first, old)
-            k_new, v_new = _load_tile(
-                k_ptr, v_ptr, page, k_page_stride, v_page_stride, begin, low, end, D, BLOCK_D, PAGE, BLOCK_S
-            )
-            is_new = (begin + tl.arange(0, BLOCK_S) >= low)[:, None]
-            k, v = tl.where(is_new, k_new, k), tl.where(is_new, v_new, v)
-    q_at = q_ptr + n * q_stride + (head * G + g)[:, None] * D + d[None, :]
-    q = tl.load(q_at, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
-    acc, m, l = _attend(q, k, v, acc, m, l, begin, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
-    for at in tl.range(begin + BLOCK_S, end, BLOCK_S, num_stages=STAGES):
-        page = _tile_pages(tables_ptr, at, first, end, PAGE, BLOCK_S, False)
-        k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, at, first, end, D, BLOCK_D, PAGE, BLOCK_S)
-        acc, m, l = _attend(q, k, v, acc, m, l, at, first, end, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
-    if SPLITS == 1:
-        store_whole(acc, m, l, sinks_ptr, out_ptr, pair, head, g, SINKS, D, G)
-    elif MERGE == "later":
-        store_part(acc, m, l, part_ptr, stats_ptr, pair * SPLITS + split, g, D, G)
-    elif active <= 1:
-        store_whole(acc, m, l, sinks_ptr, out_ptr, pair, head, g, SINKS, D, G)
+    l = tl.zeros((BLOCK_M, BLOCK_S), dtype=tl.float32)
+    q_at = q_ptr + row * q_stride + (head * G + g)[:, None] * D + d[None, :]
+    q_mask = (g < G)[:, None] & (d < D)[None, :]
+    if EARLY:
+        k, v = _early_tile(
+            k_ptr, v_ptr, page, k_page_stride, v_page_stride, start, low, high, flags, D, BLOCK_D, PAGE, BLOCK_S, PDL
+        )
+        q = tl.load(q_at, mask=q_mask, other=0.0)
+        acc, m, l = _attend(q, k, v, acc, m, l, start, low, high, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
+        start += BLOCK_S
+        page = _pages(tables_ptr, start, low, high, PAGE, BLOCK_S, False)
     else:
-        store_part(acc, m, l, part_ptr, stats_ptr, pair * SPLITS + split, g, D, G)
-        # The barrier puts every thread's stores before the one thread's release.
-        tl.debug_barrier()
-        arrived = tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel")
-        if arrived == active - 1:
-            merge_pair(
-                part_ptr, stats_ptr, sinks_ptr, out_ptr, pair, head, active, G, D, BLOCK_D, SPLITS, SINKS
-            )  # fmt: skip
-            tl.store(counters_ptr + pair, 0)
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        q = tl.load(q_at, mask=q_mask, other=0.0)
+    for at in tl.range(start, high, BLOCK_S, num_stages=STAGES):
+        # A tile's page is known one tile ahead, or its keys could not be asked for as early as STAGES allows.
+        next_page = _pages(tables_ptr, at + BLOCK_S, low, high, PAGE, BLOCK_S, False)
+        k, v = _load_tile(k_ptr, v_ptr, page, k_page_stride, v_page_stride, at, low, high, D, BLOCK_D, PAGE, BLOCK_S)
+        acc, m, l = _attend(q, k, v, acc, m, l, at, low, high, scale, softcap, BLOCK_S, SOFTCAP, UPCAST)
+        page = next_page
+    total = tl.sum(l, axis=1)
+    if (flags & ALONE) != 0:
+        store_whole(acc, m, total, sinks_ptr, out_ptr, row, head, g, SINKS, HKV * G, G, D)
+    else:
+        store_part(acc, m, total, part_ptr, stats_ptr, item.to(tl.int64), head, g, HKV * G, G, D)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cuformers.kernels.paged_attention.workspace import Workspace
+from cuformers.kernels.attention_plan import AttentionPlan
 from cuformers.kernels.precision import wide
 
 
@@ -18,11 +18,10 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    fresh: int = 1,
-    workspace: Workspace | None = None,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
-    """softmax(scale * q @ K.T) @ V for each sequence, in float32. `fresh` and `workspace` change no number."""
-    del fresh, workspace
+    """softmax(scale * q @ K.T) @ V for each sequence, in float32. `plan` changes no number."""
+    del plan
     if lengths.device.type == "cpu":  # a look at the lengths costs nothing here: pages that nobody has are left out
         block_tables = block_tables[:, : -(-max(int(lengths.max()), 1) // k_cache.shape[2])]
     k, v = (_gather(cache, block_tables) for cache in (k_cache, v_cache))
