@@ -1,0 +1,366 @@
+"""Which requests run, and what each step computes. Plain Python, no torch.
+
+A step is one token of every request that decodes, then the next chunks of prompts, then new requests. Pages are handed
+out as they are needed; where they run out, the last request in the order of priority and arrival gives up its own, to
+be computed anew later. The first in order never gives up anything, so that there is always an end.
+"""
+
+import math
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from operator import attrgetter
+
+from cuformers.base.errors import bad_argument
+from cuformers.engine.block_manager import BlockManager
+from cuformers.engine.job import Job
+from cuformers.engine.plan import Chunk, Draft, StepPlan
+from cuformers.engine.request import Request
+from cuformers.engine.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """How full the engine is, and what has happened so far."""
+
+    num_blocks: int
+    """Pages of the cache."""
+    num_free: int
+    """Pages that hold nothing of use."""
+    num_cached: int
+    """Pages that no running request holds, but that the next prompt may find."""
+    num_waiting: int
+    """Requests without a row."""
+    num_running: int
+    """Requests with a row."""
+    hit_tokens: int
+    """Tokens that were not computed, as the cache had their keys."""
+    preemptions: int
+    """How often a request gave up its pages to another one."""
+
+
+class Planner:
+    """Plans the steps of one engine, whose device has a table of rows and one pool of pages."""
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        num_blocks: int,
+        block_size: int,
+        windows: Sequence[int | None],
+        max_batch_tokens: int,
+        prefix_cache: bool = True,
+        watermark: float = 0.01,
+        lookahead: int = 1,
+    ) -> None:
+        """
+        Args:
+            num_rows: requests that run at once, at the most; no more than max_batch_tokens are used.
+            num_blocks: pages of the cache.
+            block_size: tokens of a page.
+            windows: for each group of layers how many keys a query sees, its own included; None sees all.
+            max_batch_tokens: tokens of a step, at the most.
+            prefix_cache: whether requests share the pages of equal prefixes.
+            watermark: share of the pages that a new request leaves free where others run.
+            lookahead: tokens beyond those of a step that a decoding row has pages for. 1 where the device chooses the
+                place of a token's key at the end of the step that samples it.
+        """
+        self.block_size, self.max_batch_tokens, self.lookahead = block_size, max_batch_tokens, lookahead
+        self.blocks = BlockManager(
+            num_blocks=num_blocks, block_size=block_size, windows=windows, prefix_cache=prefix_cache
+        )
+        self._watermark = math.ceil(watermark * num_blocks)
+        self._free_rows = list(range(min(num_rows, max_batch_tokens)))
+        self._idle: set[int] = set()
+        self._jobs: dict[Request, Job] = {}
+        self._waiting = WaitingQueue()
+        self._running: list[Job] = []  # by order
+        self._refused: tuple[Job, int] | None = None  # the first that waits, and the pages that were not enough for it
+        self._arrivals = self._hit_tokens = self._preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ValueError: it could never run.
+        """
+        assert request not in self._jobs, "a request is added once"
+        if not request.prompt:
+            raise bad_argument("prompt", request.prompt, "at least one token")
+        if request.max_new_tokens < 1:
+            raise bad_argument("max_new_tokens", request.max_new_tokens, "at least 1")
+        need, there = self.blocks.most_pages(request.max_length, self.lookahead), self.blocks.pool.num_blocks
+        if need > there:
+            raise ValueError(
+                f"a request of {request.max_length} tokens needs {need} pages of the cache, which has {there}: "
+                "shorten the prompt or max_new_tokens, or give the cache more memory."
+            )
+        job = self._jobs[request] = Job(request, self._arrivals)
+        self._arrivals += 1
+        self._waiting.push(job)
+
+    def finish(self, request: Request) -> None:
+        """Takes back what a request has that the device has ended, by a token or by length."""
+        self._end(request)
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request wherever it is; nothing where it has ended before."""
+        row = request.row
+        if self._end(request) and row >= 0:
+            self._idle.add(row)
+
+    def seen(self, request: Request) -> None:
+        """New tokens of a request, which goes on, have come: lets others find its full blocks."""
+        job = self._jobs.get(request)
+        if job is not None:
+            self.blocks.register(job, min(request.computed, request.total))
+
+    def again(self, request: Request) -> None:
+        """Puts a running request first in the queue, to be computed anew from its tokens."""
+        job = self._jobs[request]
+        self._give_up(job)
+        self._waiting.push(job, first=True)
+
+    def new_epoch(self) -> None:
+        """The weights have changed: no key that was computed before is shared any more."""
+        self.blocks.forget(self._running)
+        self._refused = None
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a row."""
+        return len(self._running)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits or runs."""
+        return bool(self._jobs)
+
+    def requests(self) -> list[Request]:
+        """All that wait or run, in the order of their arrival."""
+        return list(self._jobs)
+
+    def stats(self) -> Stats:
+        """The counters now."""
+        pool = self.blocks.pool
+        return Stats(
+            num_blocks=pool.num_blocks,
+            num_free=pool.num_free,
+            num_cached=pool.num_cached,
+            num_waiting=len(self._waiting),
+            num_running=len(self._running),
+            hit_tokens=self._hit_tokens,
+            preemptions=self._preemptions,
+        )
+
+    def can_compact(self, num_rows: int) -> bool:
+        """Whether all that runs fits into the first `num_rows` rows."""
+        return len(self._running) <= num_rows
+
+    def compact(self, num_rows: int) -> list[tuple[int, int]]:
+        """Moves all that runs into the first `num_rows` rows: (from, to) for each row that the device is to move.
+
+        It belongs between a plan and its step, after the plan's changes of the table: rows left behind are idle.
+        """
+        assert self.can_compact(num_rows), f"{len(self._running)} requests do not fit into {num_rows} rows"
+        high = [job.request for job in self._running if job.request.row >= num_rows]
+        moves = [(request.row, heappop(self._free_rows)) for request in high]
+        for request, (source, target) in zip(high, moves):
+            request.row = target
+            heappush(self._free_rows, source)
+        return moves
+
+    def plan(self, settled: bool) -> StepPlan | None:
+        """The next step; None where nothing can be computed before more tokens have been seen.
+
+        Args:
+            settled: whether every token of the steps so far has been seen. Only then are requests preempted.
+        """
+        for job in self._running:
+            if job.request.computed >= job.tables.unseen_from:
+                self.blocks.drop_unseen(job)
+        draft = Draft()
+        if not self._go_on(draft, settled):
+            return StepPlan(wait=True)
+        if not draft.preempted:
+            self._admit(draft)
+        if not (draft.chunks or draft.decodes):
+            assert not (settled and self._jobs), "something waits for ever"
+            return None
+        idle, self._idle = tuple(sorted(self._idle)), set()
+        return StepPlan(
+            idle=idle,
+            admitted=tuple(draft.admitted),
+            tables=tuple(draft.tables),
+            chunks=tuple(draft.chunks),
+            decodes=tuple(sorted(draft.decodes, key=attrgetter("row"))),
+            preempted=tuple(draft.preempted),
+        )
+
+    def _go_on(self, draft: Draft, settled: bool) -> bool:
+        """Plans what runs already; False, with nothing changed, where it has to wait for the tokens in flight."""
+        work: list[tuple[Job, int]] = []
+        reserved = 0
+        left = self.max_batch_tokens - sum(_may_decode(job) for job in self._running)
+        for job in self._running:  # preemption shortens it at the end
+            request = job.request
+            if request.computed >= request.target:
+                count = int(_may_decode(job))
+            else:
+                count = self._chunk(request, left)
+            if count and self._cover(job, count) > job.tables.num_blocks * self.block_size:
+                count = self._with_room(job, count, reserved, draft, settled)
+                if count < 0:
+                    return False
+                reserved += self._missing(job, count)
+            if count:
+                work.append((job, count))
+                if request.computed < request.target:
+                    left -= count
+        for job, count in work:
+            self._compute(job, count, draft)
+        return True
+
+    def _with_room(self, job: Job, count: int, reserved: int, draft: Draft, settled: bool) -> int:
+        """As many of the next `count` tokens as there are pages for, or can be got from later requests.
+
+        Args:
+            job: whose tokens they are.
+            count: tokens, at least one.
+            reserved: pages that are available, but planned for others.
+            draft: takes the preempted.
+            settled: whether preemption is possible.
+
+        Returns:
+            0 where the request has to stay as it is, or is preempted itself; -1 where preemption is needed but not
+            possible now.
+        """
+        while True:
+            fits = self._fit(job, count, self.blocks.pool.num_available - reserved)
+            last = self._running[-1]
+            if fits or (last is job and job.in_prompt):
+                return fits
+            if not settled:
+                return -1
+            self._preempt(last, draft)
+            if last is job:
+                return 0
+
+    def _fit(self, job: Job, count: int, pages: int) -> int:
+        """As many of the next `count` tokens as so many new pages are enough for."""
+        there = (job.tables.num_blocks + pages // self.blocks.num_groups) * self.block_size
+        computed, target = job.request.computed, job.request.target
+        count = min(count, there - computed)
+        if count > 0 and self._cover(job, count) > there:  # the token that would be sampled after them has no place
+            count = min(count, target - 1 - computed)
+        return max(count, 0)
+
+    def _cover(self, job: Job, count: int) -> int:
+        """Tokens that a request must have pages for when it computes `count` more."""
+        after = job.request.computed + count
+        return after if after < job.request.target else min(after + self.lookahead, job.end - 1)
+
+    def _missing(self, job: Job, count: int) -> int:
+        """New pages for the next `count` tokens."""
+        blocks = self.blocks.blocks(self._cover(job, count)) - job.tables.num_blocks
+        return max(blocks, 0) * self.blocks.num_groups
+
+    def _chunk(self, request: Request, left: int) -> int:
+        """Tokens of a request's next chunk, out of `left`; it ends with a block, if it can and the context goes on."""
+        end = min(request.target, request.computed + left)
+        if end < request.target:
+            aligned = end - end % self.block_size
+            end = aligned if aligned > request.computed else end
+        return end - request.computed
+
+    def _compute(self, job: Job, count: int, draft: Draft) -> None:
+        """Plans the next `count` tokens of a request, for which there is room."""
+        request, start = job.request, job.request.computed
+        cover = self._cover(job, count)
+        if cover > job.tables.num_blocks * self.block_size:
+            draft.tables += self.blocks.grow(job, cover)
+        request.computed = start + count
+        if start >= request.target:
+            draft.decodes.append(request)
+            return
+        self.blocks.register(job, request.computed)
+        final = request.computed == request.target
+        draft.chunks.append(Chunk(request=request, start=start, count=count, reached=request.target, final=final))
+
+    def _admit(self, draft: Draft) -> None:
+        """Gives rows and first chunks to those that wait, in order, while rows, pages and tokens last."""
+        left = self.max_batch_tokens - len(draft.decodes) - sum(chunk.count for chunk in draft.chunks)
+        while left > 0 and self._free_rows and (job := self._waiting.head) is not None:
+            room = self.blocks.pool.num_available - self._watermark - self._promised() if self._running else None
+            if room is not None and self._refused is not None and self._refused[0] is job and room <= self._refused[1]:
+                return
+            hit = self.blocks.find(job.request)
+            need = self.blocks.most_pages(job.request.total + self.lookahead, self.lookahead)
+            need -= self.blocks.num_held(hit)
+            if room is not None and need > room:
+                self._refused = job, room
+                return
+            self._waiting.pop()
+            self._start(job)
+            self.blocks.open(job, hit)
+            self._hit_tokens += job.request.computed
+            count = self._fit(job, self._chunk(job.request, left), self.blocks.pool.num_available)
+            assert count > 0, "a request was admitted that has no room"
+            entries = len(draft.tables)
+            self._compute(job, count, draft)
+            del draft.tables[entries:]  # the row is written as a whole
+            draft.admitted.append(job.request)
+            left -= count
+
+    def _promised(self) -> int:
+        """Pages that the prompts which are being computed will still need, where layers see everything."""
+        missing = sum(
+            self.blocks.blocks(job.request.target + self.lookahead) - job.tables.num_blocks
+            for job in self._running if job.in_prompt
+        )  # fmt: skip
+        return missing * self.blocks.windows.count(None)
+
+    def _start(self, job: Job) -> None:
+        request = job.request
+        request.row, request.target = heappop(self._free_rows), request.total
+        job.end = min(request.limit, request.max_length)
+        self._idle.discard(request.row)
+        insort(self._running, job, key=attrgetter("order"))
+
+    def _preempt(self, job: Job, draft: Draft) -> None:
+        assert len(self._running) > 1, "a request that runs alone has all the pages it needs"
+        self._give_up(job)
+        self._waiting.push(job)
+        self._preemptions += 1
+        draft.preempted.append(job.request)
+
+    def _give_up(self, job: Job) -> None:
+        """Takes everything from a request that is to wait again."""
+        self._idle.add(job.request.row)
+        self._leave(job)
+
+    def _end(self, request: Request) -> bool:
+        job = self._jobs.pop(request, None)
+        if job is None:
+            return False
+        if request.row >= 0:
+            self._leave(job)
+        else:
+            self._waiting.discard(job)
+        return True
+
+    def _leave(self, job: Job) -> None:
+        """Takes the row and the pages of a running request. Its full blocks stay cached."""
+        request = job.request
+        self.blocks.register(job, min(request.computed, request.total - 1))  # the last token may have ended it: no key
+        self.blocks.close(job)
+        self._running.remove(job)
+        heappush(self._free_rows, request.row)
+        request.row, request.computed, request.target = -1, 0, 0
+
+
+def _may_decode(job: Job) -> bool:
+    """Whether a request can compute its newest token and sample the next before its end."""
+    return job.request.target <= job.request.computed < job.end - 1
