@@ -12,17 +12,18 @@ from .judge import error
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", ["none", "relu"])
 @pytest.mark.parametrize("K", [1024, 600])
-def test_any_number_of_rows_and_any_cut(K: int, gated: bool) -> None:
-    operands = Operands(70, 24, K, gated=gated, dtype=torch.bfloat16, device=CPU)
-    assert operands.count == (2 if K == 1024 and not gated else 1)
+def test_any_number_of_rows_and_any_cut(K: int, activation: str) -> None:
+    """Without exponentials, whose last bit depends in NumPy on the place within the array."""
+    operands = Operands(70, 24, K, activation=activation, dtype=torch.bfloat16, device=CPU)
+    assert operands.count == (2 if K == 1024 and activation == "none" else 1)
     check_numbers_of_rows(operands, (1, 2, 16, 17, 64, 65))
     check_cuts(operands)
 
 
 def test_more_rows_than_partial_sums_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    operands = Operands(70, 24, 1024, gated=False, dtype=torch.bfloat16, device=CPU)
+    operands = Operands(70, 24, 1024, dtype=torch.bfloat16, device=CPU)
     monkeypatch.setattr(triton, "PARTIAL_ROWS", 32)
     check_cuts(operands)
 

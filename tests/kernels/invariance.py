@@ -1,11 +1,11 @@
 """What batch invariance means: a row's bits, wherever it stands and whoever computes it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from cuformers.kernels.invariant_linear.config import GATED_TILES, TILES, Cut, splits
+from cuformers.kernels.invariant_linear.config import Cut, cuts, splits
 from cuformers.kernels.invariant_linear.triton import product
 
 from .judge import poisoned, randn
@@ -14,10 +14,12 @@ from .judge import poisoned, randn
 class Operands:
     """A weight, and the rows that all products are taken from."""
 
-    def __init__(self, rows: int, N: int, K: int, *, gated: bool, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, rows: int, N: int, K: int, *, activation: str = "none", dtype: torch.dtype, device: torch.device
+    ) -> None:
         torch.manual_seed(0)
         make = {"dtype": dtype, "device": device}
-        self.activation = "silu" if gated else "none"
+        self.activation, gated = activation, activation != "none"
         self.x = randn(rows, K, **make)
         self.weight = randn(2 * N if gated else N, K, **make) / K**0.5
         self.bias = randn(self.weight.shape[0], **make)
@@ -32,14 +34,6 @@ class Operands:
         with poisoned():
             return product(self.x[rows], self.weight, self.bias, residual=residual, **options)
 
-    def cuts(self) -> Iterator[Cut]:
-        """Every cut that the model may choose."""
-        for tile in TILES if self.activation == "none" else GATED_TILES:
-            if self.count == 1 or tile.holds_chunks:
-                yield Cut(tile, partial=False)
-            if self.count > 1:
-                yield Cut(tile, partial=True)
-
 
 def check_numbers_of_rows(operands: Operands, sizes: Iterable[int]) -> None:
     """T rows give the first T rows of all; in another order they give the same rows, in that order."""
@@ -52,8 +46,8 @@ def check_numbers_of_rows(operands: Operands, sizes: Iterable[int]) -> None:
 
 
 def check_cuts(operands: Operands) -> None:
-    """Every cut gives the same bits."""
-    cuts = list(operands.cuts())
-    expected = operands.product(slice(None), cuts[0])
-    for cut in cuts[1:]:
+    """Every cut that the model may choose gives the same bits."""
+    first, *others = cuts(operands.count, gated=operands.activation != "none")
+    expected = operands.product(slice(None), first)
+    for cut in others:
         assert torch.equal(operands.product(slice(None), cut), expected), f"other bits by {cut}"

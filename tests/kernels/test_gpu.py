@@ -94,17 +94,20 @@ def test_rows_do_not_depend_on_the_values_beside_them() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("N", "K", "gated"), [(1024, 2048, False), (640, 1032, False), (200, 100, False), (640, 1024, True)]
+    ("N", "K", "activation"),
+    [(1024, 2048, "none"), (640, 1032, "none"), (200, 100, "none"), (640, 1024, "silu"), (200, 100, "gelu_tanh")],
 )
-def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(N: int, K: int, gated: bool, dtype: torch.dtype) -> None:
-    operands = Operands(2048, N, K, gated=gated, dtype=dtype, device=GPU)
+def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(N: int, K: int, activation: str, dtype: torch.dtype) -> None:
+    operands = Operands(2048, N, K, activation=activation, dtype=dtype, device=GPU)
     check_numbers_of_rows(operands, range(1, 301))
     check_cuts(operands)
 
 
-@pytest.mark.parametrize(("N", "K", "gated"), [(4096, 12288, False), (6144, 4096, False), (12288, 4096, True)])
-def test_bits_of_a_row_at_real_sizes(N: int, K: int, gated: bool) -> None:
-    operands = Operands(2048, N, K, gated=gated, dtype=torch.bfloat16, device=GPU)
+@pytest.mark.parametrize(
+    ("N", "K", "activation"), [(4096, 12288, "none"), (6144, 4096, "none"), (12288, 4096, "silu")]
+)
+def test_bits_of_a_row_at_real_sizes(N: int, K: int, activation: str) -> None:
+    operands = Operands(2048, N, K, activation=activation, dtype=torch.bfloat16, device=GPU)
     check_numbers_of_rows(operands, (1, 2, 3, 8, 16, 17, 64, 100, 128, 129, 256, 1000))
     check_cuts(operands)
 

@@ -30,8 +30,8 @@ def test_every_size_gets_a_cut_that_can_serve_it(N: int, K: int, gated: bool) ->
     count = 1 if gated else splits(N, K)
     for T in (1, 2, 17, 64, 65, 256, 300, 4096):
         cut = config(N, K, T, count=count, gated=gated, num_sms=132)
-        assert cut.partial <= (count > 1) and (cut.partial or count == 1 or cut.tile.holds_chunks)
-        assert cut.tile in (GATED_TILES if gated else TILES)
+        one_kernel = cut.tile in GATED_TILES if gated else count == 1 or cut.tile.holds_chunks
+        assert cut.then == ("gate" if gated else "sum") or (cut.then == "done" and one_kernel)
 
 
 def test_tiles_use_one_tensor_core_instruction() -> None:

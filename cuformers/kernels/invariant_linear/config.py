@@ -4,7 +4,7 @@ Chunks of K fix a row's bits: they follow from the weight's shape. Tiles do not:
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 BLOCK_K = 64
 """Columns per step of the K loop, for 2-byte elements."""
@@ -22,7 +22,7 @@ class Tile(NamedTuple):
     block_n: int
     """Outputs."""
     block_n2: int
-    """More outputs, in an accumulator of their own; 1 for none. Gated products: the same number of up rows."""
+    """More outputs, in an accumulator of their own; 1 for none. GATED_TILES: the up rows of the same outputs."""
     num_warps: int
     num_stages: int
     """Steps of the K loop in flight, or fewer where shared memory is smaller."""
@@ -41,8 +41,9 @@ class Cut(NamedTuple):
     """How a product is launched."""
 
     tile: Tile
-    partial: bool
-    """Chunks are units of their own, and a second kernel adds their sums."""
+    then: Literal["done", "sum", "gate"] = "done"
+    """What a second kernel does. "sum": chunks are units of their own, and their sums are added. "gate": gate and up
+    are stored as one plain product, and the activation follows."""
 
 
 TILES = (
@@ -101,28 +102,38 @@ def chunk(K: int, count: int) -> int:
 @cache
 def config(N: int, K: int, T: int, *, count: int, gated: bool, num_sms: int) -> Cut:
     """The cheapest cut for x [T, K] by a weight of N outputs (2N rows where gated), by `_cost`."""
-    cuts = [Cut(tile, partial) for tile in (GATED_TILES if gated else TILES) for partial in (False, True)]
-    allowed = [c for c in cuts if (count > 1 if c.partial else count == 1 or c.tile.holds_chunks)]
-    return min(allowed, key=lambda c: _cost(c, N, K, T, count, gated, num_sms))
+    return min(cuts(count, gated=gated), key=lambda cut: _cost(cut, N, K, T, count, gated, num_sms))
+
+
+def cuts(count: int, *, gated: bool) -> tuple[Cut, ...]:
+    """All cuts that give the bits of a product of so many chunks; gated products have one."""
+    if gated:
+        return (*map(Cut, GATED_TILES), *(Cut(tile, "gate") for tile in TILES))
+    if count == 1:
+        return tuple(map(Cut, TILES))
+    return (*(Cut(tile) for tile in TILES if tile.holds_chunks), *(Cut(tile, "sum") for tile in TILES))
 
 
 MACS = 2.8e6
 """Multiplications a multiprocessor's tensor cores do in a microsecond."""
 L2_BYTES = 60e3
 """Bytes a multiprocessor gets from the L2 in a microsecond."""
+LAUNCH = 1.5
+"""From a kernel's end to the next one's work."""
 START = 2.0
 """From a program's start to its first product, and from its last to its end."""
 
 
 def _cost(cut: Cut, N: int, K: int, T: int, count: int, gated: bool, num_sms: int) -> float:
     """Microseconds, roughly: the steps of the busiest multiprocessor, each bound by products or by the L2."""
-    tile = cut.tile
-    width = tile.block_n if gated else tile.width
-    units = -(-T // tile.block_m) * -(-N // width) * (count if cut.partial else 1)
-    steps = -(-K // BLOCK_K) / (count if cut.partial else 1)
+    tile, parts = cut.tile, count if cut.then == "sum" else 1
+    units = -(-T // tile.block_m) * -(-N * (1 + gated) // tile.width) * parts
+    steps = -(-K // BLOCK_K) / parts
     products = tile.block_m * tile.width * BLOCK_K / MACS
     loads = (min(T, tile.block_m) + tile.width) * BLOCK_K * 2 / L2_BYTES
     waves = -(-units // num_sms)
     starts = -(-units // (num_sms * tile.per_sm))
-    sums = 2.0 + 2 * count * T * N * 4 / (num_sms * L2_BYTES) if cut.partial else 0.0
-    return waves * steps * max(products, loads) + starts * START + sums
+    # Bytes that the second kernel reads and writes for an output, and the first wrote for it.
+    extra = {"done": 0, "sum": 8 * count + 2, "gate": 10}[cut.then]
+    then = LAUNCH + T * N * extra / (num_sms * L2_BYTES) if extra else 0.0
+    return waves * steps * max(products, loads) + starts * START + then

@@ -3,8 +3,9 @@
 Each output is one fixed sequence of float32 operations: the K columns are cut into SPLITS chunks, a number that
 depends on the weight's shape alone; within a chunk the tensor cores accumulate 16 columns after 16 from zero on; the
 chunks' sums are added in order. Tiles, warps and stages are free: they decide which program computes an output, not
-how. A chunk's sums may wait in memory ("partial", summed by `sum_kernel`) or in registers. Compiled without
-floating-point contraction, so that no compiler's choice enters the epilogue.
+how. A chunk's sums may wait in memory ("partial", summed by `sum_kernel`) or in registers. Gate and up are rounded to
+the dtype before the activation, so that it may follow in a kernel of its own. Compiled without floating-point
+contraction, so that no compiler's choice enters the epilogue.
 """
 
 import triton
@@ -56,6 +57,11 @@ def _biased(acc, bias_ptr, n, rows, BLOCK: tl.constexpr, BIAS: tl.constexpr):
         col = n + tl.arange(0, BLOCK)
         acc += tl.load(bias_ptr + col, mask=col < rows, other=0.0).to(tl.float32)[None, :]
     return acc
+
+
+@triton.jit
+def _rounded(acc, y_ptr):
+    return acc.to(y_ptr.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
@@ -129,7 +135,7 @@ def product_kernel(
         if BLOCK_N2 > 1:
             acc2 = _biased(acc2, bias_ptr, n2, rows, BLOCK_N2, BIAS)
         if GATED:
-            acc = activate(acc, ACTIVATION) * acc2
+            acc = activate(_rounded(acc, y_ptr), ACTIVATION) * _rounded(acc2, y_ptr)
         y = y_ptr + (unit // tiles).to(tl.int64) * T * N
         _finish(acc, residual_ptr, y, m, n, T, N, scale, BLOCK_M, BLOCK_N, RESIDUAL)
         if BLOCK_N2 > 1 and not GATED:

@@ -8,6 +8,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from cuformers.cuda.device import capability
 from cuformers.kernels.activation import activation_function
 from cuformers.kernels.gated_linear.reference import gated_activation
+from cuformers.kernels.gated_linear.triton import BLOCK as GATE_BLOCK
+from cuformers.kernels.gated_linear.triton import _gate_kernel
 from cuformers.kernels.invariant_linear.config import (
     BLOCK_K,
     GATED_WIDE_DTYPE_TILE,
@@ -58,13 +60,18 @@ def product(
     bias = None if bias is None else bias.detach()
     count = 1 if gated else splits(N, K)
     if x.dtype == torch.float32:
-        cut = cut or Cut(GATED_WIDE_DTYPE_TILE if gated else WIDE_DTYPE_TILE, partial=False)
+        cut = Cut(GATED_WIDE_DTYPE_TILE if gated else WIDE_DTYPE_TILE)
     cut = cut or config(N, K, T, count=count, gated=gated, num_sms=sms(x.device))
-    if not cut.partial:
+    if cut.then == "sum":
+        for rows in (slice(i, i + PARTIAL_ROWS) for i in range(0, T, PARTIAL_ROWS)):
+            r = None if residual is None else residual[rows]
+            _sum_of_parts(x[rows], weight, bias, r, y[rows], scale, count, cut)
+    elif cut.then == "gate":
+        gate_up = torch.empty(T, 2 * N, dtype=x.dtype, device=x.device)
+        _launch(x, weight, bias, None, gate_up, 2 * N, 1.0, 1, "none", cut)
+        _gate(gate_up, y, activation)
+    else:
         _launch(x, weight, bias, residual, y, N, scale, count, activation, cut)
-        return y
-    for rows in (slice(i, i + PARTIAL_ROWS) for i in range(0, T, PARTIAL_ROWS)):
-        _sum_of_parts(x[rows], weight, bias, None if residual is None else residual[rows], y[rows], scale, count, cut)
     return y
 
 
@@ -94,6 +101,12 @@ def _sum_of_parts(
     )  # fmt: skip
 
 
+def _gate(gate_up: Tensor, y: Tensor, activation: str) -> None:
+    T, I = y.shape
+    options = {"num_warps": 4, "enable_fp_fusion": False, **pdl(y.device)}
+    _gate_kernel[T, -(-I // GATE_BLOCK)](gate_up, y, I, BLOCK=GATE_BLOCK, ACTIVATION=activation, **options)
+
+
 def _launch(
     x: Tensor,
     weight: Tensor,
@@ -115,7 +128,8 @@ def _launch(
         TensorDescriptor.from_tensor(t, [block, block_k]) if tma else t
         for t, block in ((x, tile.block_m), (weight, tile.block_n), (weight, second))
     )
-    units = -(-T // tile.block_m) * -(-N // (tile.block_n if gated else tile.width)) * (count if cut.partial else 1)
+    partial = cut.then == "sum"
+    units = -(-T // tile.block_m) * -(-N // (tile.block_n if gated else tile.width)) * (count if partial else 1)
     options = {
         "num_warps": tile.num_warps, "num_stages": _stages(tile.num_stages, (tile.block_m + tile.width) * block_k, x),
         "enable_fp_fusion": False, **pdl(x.device),
@@ -124,7 +138,7 @@ def _launch(
         x_in, w_in, w2_in, x if bias is None else bias, x if residual is None else residual, y,
         T, N, K, chunk(K, count) if count > 1 else K, float(scale),
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_N2=tile.block_n2, BLOCK_K=block_k, GROUP=GROUP,
-        SPLITS=count, PARTIAL=cut.partial, BIAS=bias is not None, RESIDUAL=residual is not None,
+        SPLITS=count, PARTIAL=partial, BIAS=bias is not None, RESIDUAL=residual is not None,
         ACTIVATION=activation, TMA=tma, UPCAST=interpreted(), **options,
     )  # fmt: skip
 
