@@ -6,7 +6,8 @@
 On one model of GPU the bits of a row of the result depend on that row of x, on its row of the residual and on the
 weights alone: not on T, on the row's place, on the other rows, on graph or eager, or on whether gradients are asked
 for (both modes run the same kernels). They do depend on the weight's shape [N, K]: parts of a weight that are
-multiplied one by one may differ from the whole. The reference gives the values; it promises no bits.
+multiplied one by one may differ from the whole. Gate and up are rounded to the dtype before the activation. The
+reference gives the values; it promises no bits.
 """
 
 from collections.abc import Callable
