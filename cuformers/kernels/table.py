@@ -19,6 +19,7 @@ from cuformers.kernels.logprobs import Logprobs
 from cuformers.kernels.norm import ADD_RMS_NORM, RMS_NORM, RMS_NORM_ADD
 from cuformers.kernels.op import Choice, Op, Problem
 from cuformers.kernels.paged_attention import OP as PAGED_ATTENTION
+from cuformers.kernels.penalize import OP as PENALIZE
 from cuformers.kernels.rope_cache import OP as ROPE_CACHE
 from cuformers.kernels.sample import ARGMAX, SAMPLE
 
@@ -39,6 +40,7 @@ OPS: tuple[Op, ...] = (
     SAMPLE,
     ARGMAX,
     LOGPROBS,
+    PENALIZE,
     ADVANCE,
 )
 
@@ -63,6 +65,7 @@ class Kernels:
     sample: Callable[..., Tensor]
     argmax: Callable[..., Tensor]
     logprobs: Callable[..., Logprobs]
+    penalize: Callable[..., Tensor]
     advance: Callable[..., None]
     choices: tuple[Choice, ...]
     """Which implementation each op got, and why the others did not."""

@@ -6,6 +6,7 @@ import torch
 from .cases import all_cases, check_sampling
 from .judge import Case, check
 from .logprobs_cases import check_logprobs
+from .penalty_cases import check_penalties
 
 CPU = torch.device("cpu")
 
@@ -19,6 +20,7 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuformers.kernels.linear.config import FMA_ROWS, SkinnyConfig
     from cuformers.kernels.logprobs import triton as logprobs
     from cuformers.kernels.paged_attention import triton as attention
+    from cuformers.kernels.penalize import triton as penalize
     from cuformers.kernels.sample import triton as sample
 
     def cut(N: int, K: int, T: int, *, gated: bool, num_sms: int) -> SkinnyConfig:
@@ -34,6 +36,9 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "BINS", 32)
     monkeypatch.setattr(logprobs, "SPLIT", 128)
     monkeypatch.setattr(logprobs, "GROUP", 8)
+    monkeypatch.setattr(penalize, "SPLIT", 128)
+    monkeypatch.setattr(penalize, "SPAN", 16)
+    monkeypatch.setattr(penalize, "SHARES", 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -65,3 +70,12 @@ def test_sampling_matches_the_reference(
 )  # fmt: skip
 def test_logprobs_match_the_reference(num_tokens: int, top: int, dtype: torch.dtype) -> None:
     check_logprobs(num_tokens, top, dtype, CPU)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "longest", "dtype"),
+    [(300, 90, torch.float32), (40, 150, torch.bfloat16), (300, 60, torch.float16)],
+    ids=str,
+)
+def test_penalties_match_the_reference(num_tokens: int, longest: int, dtype: torch.dtype) -> None:
+    check_penalties(num_tokens, longest, dtype, CPU)

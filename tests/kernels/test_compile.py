@@ -26,6 +26,9 @@ TYPES = {
 POINTERS = {f"{name}_ptr": f"*{dtype}" for dtype, names in TYPES.items() for name in names.split()}
 POINTERS |= dict.fromkeys(("sampled", "tokens", "eos"), "*i64")
 POINTERS |= {"above_ptr": "*i32", "ranks_ptr": "*i32", "bests_ptr": "*fp32", "chosen_ptr": "*fp32"}
+POINTERS |= {f"{name}_ptr": "*i32" for name in ("history", "prompts", "least")}
+POINTERS |= {f"{name}_ptr": "*fp32" for name in ("repetition", "frequency", "presence", "bias", "scores")}
+POINTERS |= {"eos_ptr": "*i64", "bias_ids_ptr": "*i64"}
 POINTERS |= dict.fromkeys(("positions", "lengths", "slots", "limits", "block_tables", "history"), "*i32")
 FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap")
 
@@ -112,6 +115,8 @@ BUILDS = [
     Build("sample.flat_kernel.collect_kernel", {"BINS": 2048, "BLOCK": 4096, "ROOM": 4096, "SHIFT": 16}, 8),
     Build("sample.draw_kernel.draw_kernel", {"BLOCK": 2048, "GREEDY": False}),
     Build("sample.draw_kernel.pick_kernel", {"BLOCK": 128}, 1),
+    Build("penalize.kernel.score_kernel", {"BLOCK": 4096, "SPAN": 256, "EOS_BLOCK": 4, "BIAS_BLOCK": 512}),
+    Build("penalize.kernel.penalty_kernel", {"SPAN": 256}),
     Build("logprobs.kernel.split_kernel", LOGPROBS | {"BLOCK": 4096, "TOP": 20}),
     Build("logprobs.kernel.row_kernel", LIKELIEST | {"TOP": 20, "TOP_BLOCK": 32, "BITS": 10, "SHIFT": 16}, 8),
     Build("logprobs.kernel.row_kernel", LIKELIEST | {"TOP": 5, "TOP_BLOCK": 8, "BITS": 8, "SHIFT": 0}, 8),

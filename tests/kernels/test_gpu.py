@@ -14,6 +14,7 @@ from .chunk_cases import ChunkShape, chunk, chunks
 from .invariance import Operands, check_cuts, check_numbers_of_rows
 from .judge import Call, Case, check, error, triton_kernels
 from .logprobs_cases import check_logprobs
+from .penalty_cases import check_penalties
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,6 +80,12 @@ def test_sampling_matches_the_reference(num_tokens: int, spread: float, dtype: t
 @pytest.mark.parametrize("num_tokens", [32, 50_257, 151_936, 262_144, 300_000])
 def test_logprobs_match_the_reference(num_tokens: int, top: int, dtype: torch.dtype) -> None:
     check_logprobs(num_tokens, top, dtype, GPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("num_tokens, longest", [(40, 150), (50_257, 3000), (151_936, 40_000), (262_144, 500)])
+def test_penalties_match_the_reference(num_tokens: int, longest: int, dtype: torch.dtype) -> None:
+    check_penalties(num_tokens, longest, dtype, GPU)
 
 
 def test_rows_do_not_depend_on_the_values_beside_them() -> None:
