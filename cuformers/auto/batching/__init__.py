@@ -1,0 +1,1 @@
+"""Continuous batching: requests that come and go while the engine runs, behind Transformers' names."""

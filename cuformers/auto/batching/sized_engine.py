@@ -1,0 +1,137 @@
+"""The engine of a manager: sized once, by its ContinuousBatchingConfig, for whatever requests may come."""
+
+from typing import TYPE_CHECKING
+
+from cuformers.base.errors import OutOfDeviceMemory, bad_argument
+from cuformers.cuda import memory
+from cuformers.cuda.memory import human
+from cuformers.engine.capacity import MAX_ROWS, MIN_LENGTH, PAGE_SIZE, Capacity, power_of_two
+from cuformers.engine.config import ContinuousBatchingConfig
+from cuformers.engine.engine import Engine
+from cuformers.engine.planner import Stats
+from cuformers.engine.request import Request, Sampling
+from cuformers.nn.cache import PagedCache, layout
+
+if TYPE_CHECKING:
+    from cuformers.auto.model import PreTrainedModel
+
+MAX_BATCH_TOKENS = 8192
+MAX_EOS = 32
+GPU_SHARE, HOST_SHARE = 0.9, 0.25
+"""Of the free memory, for the cache: a GPU is for this, a host's memory is for others too."""
+NO_LIMIT = 32768
+"""Tokens of a request where the model names no longest text."""
+_WARM_UP = ((1, 0.0), (1, 1.0), (8, 0.0))
+"""(requests at once, temperature)."""
+
+
+class SizedEngine:
+    """An Engine whose buffers do not grow, so that requests can be added while others run."""
+
+    def __init__(self, model: "PreTrainedModel", config: ContinuousBatchingConfig) -> None:
+        """
+        Raises:
+            ValueError: what the config asks for is not possible on the model's device.
+            OutOfDeviceMemory: the cache does not fit.
+        """
+        check_device(config, model.device.type)
+        self.model, self.device = model, model.device
+        self.engine = Engine(
+            model,
+            use_graphs=config.use_graphs,
+            max_batch_tokens=config.max_batch_tokens or MAX_BATCH_TOKENS,
+            prefix_cache=config.allow_block_sharing,
+        )
+        if config.use_async_batching is False:
+            self.engine.lag = 0
+        self.capacity = capacity_for(model, config)
+        self._configure()
+
+    @property
+    def stats(self) -> Stats:
+        """The present figures."""
+        assert self.engine.planner is not None
+        return self.engine.planner.stats()
+
+    def add(self, request: Request) -> None:
+        """Takes a request.
+
+        Raises:
+            ValueError: it can never run.
+        """
+        if request.max_length > self.capacity.length:
+            raise ValueError(
+                f"a request of {request.max_length} tokens, prompt and answer, is longer than the longest one here, "
+                f"{self.capacity.length}: shorten the prompt or max_new_tokens."
+            )
+        if len(request.eos) > self.capacity.eos:
+            raise bad_argument("eos_token_id", list(request.eos), f"at most {self.capacity.eos} tokens")
+        self.engine.add(request)
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request now."""
+        self.engine.cancel(request)
+
+    def step(self) -> bool:
+        """Starts or collects a step; False: nothing is to do."""
+        return self.engine.step()
+
+    def reset(self) -> None:
+        """Ends all requests as failed."""
+        self.engine.reset()
+
+    def refresh(self) -> None:
+        """Looks at the weights: where they changed nothing cached before counts any more."""
+        if self._weights != self._present_weights():
+            self._configure()
+            assert self.engine.planner is not None
+            self.engine.planner.new_epoch()
+
+    def warm_up(self) -> None:
+        """Runs short requests, which compiles kernels and captures the commonest steps."""
+        for count, temperature in _WARM_UP:
+            for _ in range(min(count, self.capacity.rows)):
+                self.add(Request(prompt=[0], max_new_tokens=3, sampling=Sampling(temperature=temperature)))
+            while self.step():
+                pass
+
+    def _configure(self) -> None:
+        self.engine.configure(self.capacity)
+        self._weights = self._present_weights()
+
+    def _present_weights(self) -> tuple[tuple[int, int], ...]:
+        return tuple((p.data_ptr(), p._version) for p in self.model.parameters())
+
+
+def check_device(config: ContinuousBatchingConfig, device: str) -> None:
+    """Raises ValueError for what only a GPU can do, where there is none."""
+    for name in ("use_cuda_graph", "use_async_batching"):
+        if device != "cuda" and getattr(config, name) in (True, (True, True)):
+            raise bad_argument(name, getattr(config, name), f"False or None on {device!r}", "Load the model on a GPU.")
+
+
+def capacity_for(model: "PreTrainedModel", config: ContinuousBatchingConfig) -> Capacity:
+    """What the engine's buffers are made for.
+
+    Raises:
+        OutOfDeviceMemory: the cache that was asked for does not fit, or none does.
+    """
+    specs, dtype = model.model.attention_specs, model.lm_head.weight.dtype
+    groups = layout([spec.window for spec in specs], apart=len(set(model.model.layer_devices)) == 1)
+    rows = config.max_requests_per_batch or MAX_ROWS
+    longest = max(MIN_LENGTH, power_of_two(model.config.max_position_embeddings or NO_LIMIT))
+    full = rows * -(-longest // PAGE_SIZE) * len(groups.windows)
+    share = config.max_memory_percent or (GPU_SHARE if model.device.type == "cuda" else HOST_SHARE)
+    page = PagedCache.page_bytes(groups.size, specs[0].num_kv_heads, specs[0].head_dim, PAGE_SIZE, dtype)
+    limit = int(memory.free_bytes(model.device) * share) // page
+    if config.cache_tokens is None:
+        pages = min(full, limit)
+    else:
+        pages = -(-config.cache_tokens // PAGE_SIZE) * len(groups.windows)
+    if pages > limit or pages < 1:
+        raise OutOfDeviceMemory(
+            f"the cache needs {human(max(pages, 1) * page)}, and max_memory_percent={share} leaves "
+            f"{human(limit * page)}: lower num_blocks, raise max_memory_percent, or free memory."
+        )
+    length = min(longest, -(-pages // len(groups.windows)) * PAGE_SIZE)
+    return Capacity(rows=rows, length=length, pages=pages, eos=MAX_EOS)

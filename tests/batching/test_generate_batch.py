@@ -1,0 +1,175 @@
+"""generate_batch and the manager on real (tiny) models: the tokens of generate, whatever runs beside them."""
+
+import io
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from models.checkpoints import load, oracle, shared, tokens
+
+from cuformers.auto.batching.output import RequestStatus
+from cuformers.engine.config import ContinuousBatchingConfig
+from cuformers.generation.config import GenerationConfig
+from tests.batching.fake import needs_logprobs
+
+CONFIG = ContinuousBatchingConfig(max_requests_per_batch=4, num_blocks=8)
+GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return [tokens(1, 3 + 5 * i % 17, seed=i)[0].tolist() for i in range(9)]
+
+
+@pytest.fixture
+def model() -> Iterator:
+    made = load("llama")
+    yield made
+    made.destroy_cached_continuous_batching_manager()
+
+
+def alone(prompt: list[int], name: str = "llama", **options) -> list[int]:
+    ids = torch.tensor([prompt])
+    whole = shared(name).generate(ids, attention_mask=torch.ones_like(ids), **{**GREEDY, **options})
+    return whole[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+def test_the_tokens_of_generate(name: str, prompts: list[list[int]]) -> None:
+    got = load(name).generate_batch(prompts, continuous_batching_config=CONFIG, max_new_tokens=12, **GREEDY)
+    assert [o.prompt_ids for o in got.values()] == prompts
+    assert [o.generated_tokens for o in got.values()] == [alone(p, name, max_new_tokens=12) for p in prompts]
+    assert all(o.status is RequestStatus.FINISHED and o.request_id == key for key, o in got.items())
+
+
+def test_the_tokens_of_transformers(prompts: list[list[int]], model) -> None:
+    ours = model.generate_batch(prompts, GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1), CONFIG)
+    for prompt, output in zip(prompts, ours.values()):
+        ids = torch.tensor([prompt])
+        theirs = oracle("llama").generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, **GREEDY)
+        assert output.generated_tokens == theirs[0, len(prompt) :].tolist()
+    assert list(ours) == [f"req_{i}" for i in range(9)]
+
+
+def test_a_config_for_each_prompt(prompts: list[list[int]], model) -> None:
+    configs = [GenerationConfig(max_new_tokens=2 + i, repetition_penalty=1.0 + i / 4) for i in range(3)]
+    got = model.generate_batch(prompts[:3], configs, CONFIG, **GREEDY)
+    for prompt, config, output in zip(prompts, configs, got.values()):
+        assert output.generated_tokens == alone(prompt, generation_config=config)
+    with pytest.raises(ValueError, match="a list of 9"):
+        model.generate_batch(prompts, configs, CONFIG)
+
+
+def test_sampling_draws_as_generate_does(prompts: list[list[int]], model) -> None:
+    same = [prompts[2]] * 3
+    options = {**GREEDY, "do_sample": True, "temperature": 0.8, "top_k": 20, "max_new_tokens": 10, "seed": 4}
+    got = model.generate_batch(same, None, CONFIG, num_return_sequences=2, **options)
+    ids = torch.tensor(same)
+    want = model.generate(ids, attention_mask=torch.ones_like(ids), num_return_sequences=2, **options)
+    assert [o.generated_tokens for o in got.values()] == want[:, len(prompts[2]) :].tolist()
+    assert [re.sub(r"\d+", "#", key, count=1) for key in got] == ["req_#", "req_#__child#0"] * 3
+
+
+def test_bad_prompts_fail_alone(prompts: list[list[int]], model) -> None:
+    inputs = [prompts[0], [], prompts[1], [3, 128], [3] * 30, prompts[2]]
+    small = ContinuousBatchingConfig(max_requests_per_batch=4, num_blocks=1, block_size=64)
+    got = list(model.generate_batch(inputs, None, small, max_new_tokens=40, **GREEDY).values())
+    assert [o.status.name for o in got] == ["FINISHED", "FAILED", "FINISHED", "FAILED", "FAILED", "FINISHED"]
+    assert [bool(o.error) for o in got] == [False, True, False, True, True, False]
+    for i in (0, 2, 5):
+        assert got[i].generated_tokens == alone(inputs[i], max_new_tokens=40)
+
+
+def test_what_no_prompt_can_run_with_raises(prompts: list[list[int]], model) -> None:
+    for options in ({"temprature": 1}, {"temperature": -1.0}, {"num_beams": 3}, {"num_return_sequences": 2}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            model.generate_batch(prompts, None, CONFIG, **options)
+    with pytest.raises(ValueError, match="use_cuda_graph"):
+        model.generate_batch(prompts, None, ContinuousBatchingConfig(use_cuda_graph=True), max_new_tokens=2)
+    assert model.generate_batch([], None, CONFIG) == {}
+
+
+def test_a_kept_manager(prompts: list[list[int]], model) -> None:
+    first = model.generate_batch(prompts, None, CONFIG, persistent_manager=True, max_new_tokens=6, **GREEDY)
+    kept = model.init_continuous_batching(continuous_batching_config=CONFIG)
+    assert kept._worker.engine is not None and not kept.is_running()
+    second = model.generate_batch(prompts, None, CONFIG, persistent_manager=True, max_new_tokens=6, **GREEDY)
+    assert model.init_continuous_batching() is kept and not first.keys() & second.keys()
+    assert [o.generated_tokens for o in first.values()] == [o.generated_tokens for o in second.values()]
+    other = ContinuousBatchingConfig(max_requests_per_batch=2, num_blocks=8)
+    model.generate_batch(prompts[:1], None, other, max_new_tokens=2)
+    assert kept._worker.engine is None and model.init_continuous_batching() is not kept
+
+
+def test_changed_weights_forget_the_cache(prompts: list[list[int]], model) -> None:
+    options = {"persistent_manager": True, "max_new_tokens": 6, **GREEDY}
+    long = [prompts[0] * 40]
+    model.generate_batch(long, None, CONFIG, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.3)
+    got = model.generate_batch(long, None, CONFIG, **options)
+    ids = torch.tensor(long)
+    want = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, **GREEDY)
+    assert next(iter(got.values())).generated_tokens == want[0, len(long[0]) :].tolist()
+
+
+def test_training_while_a_manager_pauses(prompts: list[list[int]], model) -> None:
+    twin = load("llama")
+    with model.continuous_batching_context_manager(continuous_batching_config=CONFIG) as manager:
+        for _ in range(2):
+            manager.get_result(manager.add_request(prompts[0], max_new_tokens=4))
+            assert manager.pause()
+            for one in (model, twin):
+                one.train()
+                one(torch.tensor([prompts[1]]), labels=torch.tensor([prompts[1]])).loss.backward()
+                with torch.no_grad():
+                    for parameter in one.parameters():
+                        parameter.sub_(0.1 * parameter.grad)
+                        parameter.grad = None
+                one.eval()
+            manager.resume()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters()))
+
+
+def test_more_at_once_than_the_cache_holds(prompts: list[list[int]], model) -> None:
+    config = ContinuousBatchingConfig(max_requests_per_batch=16, num_blocks=3, block_size=64)
+    many = prompts * 4
+    got = model.generate_batch(many, None, config, max_new_tokens=70, **GREEDY)
+    want = {tuple(p): alone(p, max_new_tokens=70) for p in prompts}
+    assert [o.generated_tokens for o in got.values()] == [want[tuple(p)] for p in many]
+
+
+def test_prompts_that_fill_pages_and_come_twice(model) -> None:
+    twice = [tokens(1, 128, seed=7)[0].tolist()] * 3
+    got = list(model.generate_batch(twice, None, CONFIG, max_new_tokens=5, **GREEDY).values())
+    assert all(o.generated_tokens == alone(twice[0], max_new_tokens=5) for o in got)
+
+
+@needs_logprobs
+def test_log_probabilities(prompts: list[list[int]], model) -> None:
+    config = ContinuousBatchingConfig(max_requests_per_batch=4, num_blocks=8, return_logprobs=True)
+    got = model.generate_batch(prompts[:3], None, config, max_new_tokens=6, **GREEDY)
+    for prompt, output in zip(prompts, got.values()):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + output.generated_tokens])).logits[0, len(prompt) - 1 : -1]
+        want = logits.log_softmax(-1)[range(6), output.generated_tokens]
+        torch.testing.assert_close(torch.tensor(output.logprobs), want, atol=1e-4, rtol=1e-4)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_progress_bar_is_for_terminals(prompts, model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUFORMERS_NO_PROGRESS", raising=False)
+    shown = {}
+    for kind in (_Terminal, io.StringIO):
+        monkeypatch.setattr(sys, "stderr", kind())
+        model.generate_batch(prompts, None, CONFIG, progress_bar=True, max_new_tokens=4, **GREEDY)
+        shown[kind] = sys.stderr.getvalue()
+    assert "9/9" in shown[_Terminal] and "tokens/s" in shown[_Terminal] and "of the cache" in shown[_Terminal]
+    assert "9/9" not in shown[io.StringIO]
