@@ -88,11 +88,12 @@ def generate(
     )
     criteria = _criteria(resolved, stopping_criteria or (), tokenizer)
     hook = _hook(prompts, group, criteria, streamer)
-    requests = _requests(prompts, resolved, hook)
+    requests = _requests(prompts, resolved, group, hook)
+    group.batch.extend(requests)
     try:
         if streamer is not None:
             streamer.put(prompts.padded.cpu())
-        model.engine.run(requests, (group,))
+        model.engine.run(requests)
     finally:
         if streamer is not None:
             streamer.end()  # also after an error: somebody may be waiting for more
@@ -134,7 +135,7 @@ def _hook(
 
 
 def _requests(
-    prompts: Prompts, resolved: ResolvedGeneration, hook: Callable[[Request, int], bool] | None
+    prompts: Prompts, resolved: ResolvedGeneration, group: Group, hook: Callable[[Request, int], bool] | None
 ) -> list[Request]:
     warpers = fused_warpers(resolved)
     rows = [row for row in prompts.rows for _ in range(resolved.num_return_sequences)]
@@ -151,6 +152,7 @@ def _requests(
                 min_p=warpers.min_p,
                 seed=seed,
             ),
+            group=group,
             on_token=hook,
         )
         for row, seed in zip(rows, seeds)

@@ -1,6 +1,7 @@
 """The model that users hold: a CausalLM with Transformers' methods."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -8,15 +9,23 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from cuformers.auto.batching.manager import ContinuousBatchingManager
+from cuformers.auto.batching.output import GenerationOutput
+from cuformers.auto.batching.session import Batching
+from cuformers.auto.batching.sized_engine import SizedEngine
+from cuformers.auto.batching.submit import Terms
 from cuformers.auto.generate import generate
 from cuformers.auto.output import CausalLMOutputWithPast
 from cuformers.base.errors import bad_argument
+from cuformers.base.log import notice
 from cuformers.checkpoint.atomic import write_json_atomic
 from cuformers.checkpoint.needs import Placement
 from cuformers.checkpoint.save import save_weights
 from cuformers.cuda.device import capability
+from cuformers.engine.config import ContinuousBatchingConfig
 from cuformers.engine.engine import Engine
 from cuformers.generation.config import GenerationConfig
+from cuformers.generation.text import Decodes
 from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import select
 from cuformers.models.config import ModelConfig
@@ -69,7 +78,8 @@ class PreTrainedModel(CausalLM):
     @cached_property
     def engine(self) -> Engine:
         """What generates. Weights that move between devices rule out captured graphs."""
-        return Engine(self, self.backend, use_graphs=False if self._movers else None)
+        backend = self.backend if self._attention_wanted is not None else None
+        return Engine(self, backend, use_graphs=False if self._movers else None)
 
     def set_attn_implementation(self, name: str | None) -> None:
         """Changes the attention backend; None leaves the choice to us.
@@ -198,6 +208,96 @@ class PreTrainedModel(CausalLM):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Continues prompts: see `cuformers.auto.generate.generate` for the arguments."""
         return generate(self, *args, **kwargs)
+
+    @cached_property
+    def _batching(self) -> Batching:
+        return Batching(self, SizedEngine)
+
+    def generate_batch(
+        self,
+        inputs: Sequence[Sequence[int]],
+        generation_config: GenerationConfig | Sequence[GenerationConfig | None] | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | None = None,
+        record_timestamps: bool = False,
+        progress_bar: bool = False,
+        persistent_manager: bool = False,
+        warmup: bool = True,
+        *,
+        tokenizer: Decodes | None = None,
+        **options: Any,
+    ) -> dict[str, GenerationOutput]:
+        """Continues many prompts, as many of them at once as fit. One call at a time.
+
+        Args:
+            inputs: token ids of each prompt, without padding.
+            generation_config: options of all prompts, or a list with those of each; None in it takes the checkpoint's.
+            continuous_batching_config: options of the engine.
+            record_timestamps: note when each token came.
+            progress_bar: show requests done, tokens a second and how full the cache is, where stderr is a terminal.
+            persistent_manager: keep engine and cache for the next call; `destroy_cached_continuous_batching_manager`
+                frees them.
+            warmup: prepare what the first steps would otherwise wait for.
+            tokenizer: needed by stop_strings.
+            options: any field of GenerationConfig; they count most.
+
+        Returns:
+            The outputs by request id, in the order of the prompts, each followed by its further answers where
+            num_return_sequences asks for some. A prompt that can't run has the status FAILED and the reason in `error`.
+
+        Raises:
+            ValueError: an option that does not exist, or options that no prompt can run with.
+        """
+        return self._batching.generate(
+            inputs,
+            generation_config,
+            continuous_batching_config,
+            Terms(record_timestamps=record_timestamps, tokenizer=tokenizer),
+            options,
+            progress_bar=progress_bar,
+            keep=persistent_manager,
+            warmup=warmup,
+        )
+
+    def init_continuous_batching(
+        self,
+        generation_config: GenerationConfig | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | None = None,
+        workload_hints: object = None,
+    ) -> ContinuousBatchingManager:
+        """A manager that takes requests at any time, not yet started; a kept one where there is one that suits.
+
+        Args:
+            generation_config: options of all requests, unless they bring their own.
+            continuous_batching_config: options of the engine.
+            workload_hints: not needed.
+        """
+        if workload_hints is not None:
+            notice("workload_hints has no effect: the engine suits any workload.", once=True)
+        return self._batching.manager(generation_config, continuous_batching_config)
+
+    def continuous_batching_context_manager(
+        self,
+        generation_config: GenerationConfig | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | None = None,
+        persistent_manager: bool = False,
+        warmup: bool = True,
+        workload_hints: object = None,
+    ) -> AbstractContextManager[ContinuousBatchingManager]:
+        """`with` it as a manager: it runs inside the block, at whose end what was submitted is finished.
+
+        Args:
+            block: wait for that end, at most `timeout` seconds (None: as long as it takes).
+            persistent_manager, warmup: as of `generate_batch`.
+            generation_config, continuous_batching_config, workload_hints: as of `init_continuous_batching`.
+        """
+        manager = self.init_continuous_batching(generation_config, continuous_batching_config, workload_hints)
+        return self._batching.running(manager, block=block, timeout=timeout, keep=persistent_manager, warmup=warmup)
+
+    def destroy_cached_continuous_batching_manager(self) -> None:
+        """Frees the manager that was kept, its engine and cache."""
+        self._batching.destroy_kept()
 
     def num_parameters(self, only_trainable: bool = False) -> int:
         """Number of weights, tied ones once."""

@@ -13,6 +13,7 @@ VERBS = {
     "env": "what this machine, its driver and its GPUs can do, and why not more",
     "generate": "continue a prompt with a model",
     "chat": "talk with a model",
+    "bench": "measure a model beside what this machine allows",
 }
 USAGE_ERROR = 2
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells do

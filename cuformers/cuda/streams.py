@@ -109,6 +109,15 @@ def pinned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=dtype, pin_memory=device_count() > 0)
 
 
+def upload(values: Sequence | torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Host values as a tensor on the device, copied in the current stream's order without waiting for it.
+
+    The copy starts from page-locked memory, which torch's allocator gives to nobody else before the copy is done.
+    """
+    host = values.to(dtype) if isinstance(values, torch.Tensor) else torch.tensor(values, dtype=dtype)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
 @contextmanager
 def no_hidden_sync() -> Iterator[None]:
     """While entered, an operation that makes the host wait for a GPU raises; for tests of the steady state.

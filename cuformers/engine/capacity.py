@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from cuformers.base.errors import OutOfDeviceMemory
 from cuformers.cuda.memory import human
 from cuformers.engine.request import Request
+from cuformers.nn.cache import CacheLayout
 
-MIN_SLOTS, MAX_SLOTS = 32, 256
+PAGE_SIZE = 64
+"""Tokens of a page."""
+MIN_ROWS, MAX_ROWS = 32, 256
 MIN_LENGTH = 4096
 MIN_EOS = 8
 MEMORY_SHARE = 0.9  # of the free memory, at the most; the rest is for activations and the allocator
@@ -17,8 +20,8 @@ MEMORY_SHARE = 0.9  # of the free memory, at the most; the rest is for activatio
 class Capacity:
     """Sizes that the decode state, the cache and the captured graphs are made for."""
 
-    slots: int
-    """Rows of the decode state: requests that run at once."""
+    rows: int
+    """Rows of the table: requests that run at once."""
     length: int
     """Tokens of a request, prompt and output."""
     pages: int
@@ -33,7 +36,7 @@ class Capacity:
     def joined(self, other: "Capacity") -> "Capacity":
         """The larger of both in every size."""
         return Capacity(
-            slots=max(self.slots, other.slots),
+            rows=max(self.rows, other.rows),
             length=max(self.length, other.length),
             pages=max(self.pages, other.pages),
             eos=max(self.eos, other.eos),
@@ -45,19 +48,20 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def needed(requests: Sequence[Request], page_size: int, page_bytes: int, free: int) -> Capacity:
+def needed(requests: Sequence[Request], layout: CacheLayout, page_bytes: int, free: int) -> Capacity:
     """The capacity for these requests, with as many of them at once as the free memory allows.
 
     Args:
         requests: the work.
-        page_size: tokens of a page.
-        page_bytes: bytes of a page over all layers.
+        layout: groups of layers, each of which needs its own pages.
+        page_bytes: bytes of a page.
         free: bytes that the cache may take its share of.
 
     Raises:
         OutOfDeviceMemory: the longest request's cache does not fit.
     """
-    pages = sorted((-(-r.max_length // page_size) for r in requests), reverse=True)
+    groups = len(layout.windows)
+    pages = sorted((-(-r.max_length // PAGE_SIZE) * groups for r in requests), reverse=True)
     limit = int(free * MEMORY_SHARE) // page_bytes
     if pages[0] > limit:
         longest = max(r.max_length for r in requests)
@@ -66,8 +70,8 @@ def needed(requests: Sequence[Request], page_size: int, page_bytes: int, free: i
             f"{human(limit * page_bytes)} are available: shorten the prompt or max_new_tokens, or free memory."
         )
     return Capacity(
-        slots=min(MAX_SLOTS, max(MIN_SLOTS, power_of_two(len(requests)))),
+        rows=min(MAX_ROWS, max(MIN_ROWS, power_of_two(len(requests)))),
         length=max(MIN_LENGTH, power_of_two(max(r.max_length for r in requests))),
-        pages=min(limit, power_of_two(max(sum(pages[:MAX_SLOTS]), MIN_LENGTH // page_size))),
+        pages=min(limit, power_of_two(max(sum(pages[:MAX_ROWS]), groups * MIN_LENGTH // PAGE_SIZE))),
         eos=max(MIN_EOS, power_of_two(max(len(r.eos) for r in requests))),
     )

@@ -1,7 +1,8 @@
 """The engine: every generation runs here.
 
 The host runs ahead of the device: it launches step after step and looks at the tokens one or two steps late, as the
-device itself takes each token into the next step, and ends rows by itself.
+device itself takes each token into the next step, and ends rows by itself. All work of an engine is on one stream, in
+order: what a step reads may be handed on as soon as the step has been launched.
 """
 
 from collections import deque
@@ -12,21 +13,19 @@ import torch
 from torch import Tensor
 
 from cuformers.cuda import memory, streams
-from cuformers.engine.capacity import needed
-from cuformers.engine.group import Group
+from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed
+from cuformers.engine.plan import StepPlan
+from cuformers.engine.planner import Planner
 from cuformers.engine.request import Finish, Request
-from cuformers.engine.runner import PAGE_SIZE, Mode, Runner
-from cuformers.engine.scheduler import Scheduler
-from cuformers.engine.state import Rows, fresh_rows, put_rows
+from cuformers.engine.runner import Mode, Output, Runner
+from cuformers.engine.state import write_rows, write_tables
+from cuformers.engine.step_size import ROW_SIZES
 from cuformers.nn.attention.backend import AttentionBackend
-from cuformers.nn.cache import PagedCache
+from cuformers.nn.cache import CacheLayout, PagedCache, layout
 from cuformers.nn.decoder import CausalLM
 
-MAX_PREFILL_TOKENS = 16384
 LAG = 2
 """Steps that the host may be ahead of the tokens it has seen."""
-Launched = dict[Request, int]
-"""Tokens of each request whose step has started."""
 
 
 class _Flight(NamedTuple):
@@ -38,161 +37,238 @@ class _Flight(NamedTuple):
 
 
 class Engine:
-    """Generates for one model. Buffers and graphs stay between calls, and grow with the work."""
+    """Generates for one model. Buffers and graphs stay between calls, and grow with the work while it is idle."""
 
-    def __init__(self, model: CausalLM, backend: AttentionBackend, *, use_graphs: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: AttentionBackend | None = None,
+        *,
+        use_graphs: bool | None = None,
+        max_batch_tokens: int = 8192,
+        prefix_cache: bool = True,
+    ) -> None:
+        """
+        Args:
+            model: whose weights are used where they are.
+            backend: computes prompts that need nothing from the cache; None leaves them to the op that reads it.
+            use_graphs: None decides by the device.
+            max_batch_tokens: tokens of a step at the most.
+            prefix_cache: keep the keys of prompts that have ended, for those that begin alike.
+        """
         self.model, self.backend = model, backend
         self.device = model.lm_head.weight.device
-        self.on_gpu = self.device.type == "cuda"
-        self.use_graphs = self.on_gpu if use_graphs is None else use_graphs
+        self.use_graphs = use_graphs
+        self.lag = LAG if self.device.type == "cuda" else 0
+        self.max_batch_tokens, self.prefix_cache = max_batch_tokens, prefix_cache
         self.runner: Runner | None = None
+        self.planner: Planner | None = None
         self._weights: tuple[object, ...] = ()
+        self._flights: deque[_Flight] = deque()
         self._buffers: list[tuple[Tensor, streams.Event]] = []
 
-    @torch.no_grad()
-    def run(self, requests: Sequence[Request], groups: Sequence[Group] = (Group(),)) -> None:
-        """Runs requests to their ends; `request.group` is an index into `groups`.
+    def run(self, requests: Sequence[Request]) -> None:
+        """Runs requests to their ends.
 
         Raises:
             ValueError: a request could never run; nothing was run then.
         """
-        runner = self._ready(requests)
-        scheduler = Scheduler(
-            num_slots=runner.capacity.slots,
-            num_pages=runner.capacity.pages,
-            page_size=PAGE_SIZE,
-            max_prefill_tokens=MAX_PREFILL_TOKENS,
-        )
-        switch = self.model.model.rotary.switch_length
-        for request in requests:
-            request.breakpoint = switch if switch and len(request.prompt) < switch < request.max_length else None
-            scheduler.add(request)
-        lag = LAG if self.on_gpu else 0
-        flights: deque[_Flight] = deque()
-        launched: Launched = {}
+        self.reserve(requests)
+        assert self.planner is not None
+        self.planner.new_epoch()  # the weights may have been trained since
         try:
-            while scheduler.busy:
-                tokens, owners = self._launch(runner, scheduler, groups, launched)
-                if owners:
-                    flights.append(self._send(tokens, owners))
-                if not owners or len(flights) > lag:
-                    self._collect(flights.popleft(), runner, scheduler)
-        finally:
-            self._clear(runner)
+            for request in requests:
+                self.add(request)
+            while self.step():
+                pass
+        except BaseException:
+            self.reset()
+            raise
 
-    def _launch(
-        self, runner: Runner, scheduler: Scheduler, groups: Sequence[Group], launched: Launched
-    ) -> tuple[Tensor, list[tuple[int, Request]]]:
-        """Starts the next step, if there is one: its tokens, and the rows of them that matter."""
-        admitted = scheduler.admit()
-        if admitted:
-            tokens = self._prefill(runner, admitted, groups, launched)
-            owners = list(enumerate(admitted))
-        else:
-            running = scheduler.running.items()
-            owners = [(slot, r) for slot, r in sorted(running) if launched[r] < r.limit - len(r.prompt)]
-            if not owners:
-                return torch.empty(0), []
-            tokens = self._decode(runner, owners, groups, launched)
-        for _, request in owners:
-            launched[request] = launched.get(request, 0) + 1
-        return tokens, owners
+    def add(self, request: Request) -> None:
+        """Queues a request.
 
-    def _prefill(
-        self, runner: Runner, requests: list[Request], groups: Sequence[Group], launched: Launched
-    ) -> Tensor:
-        fresh = fresh_rows(requests, runner.capacity, runner.page_size, self.device)
-        logits = runner.prefill(requests)
-        scores = self._process(logits, fresh, list(enumerate(requests)), groups, launched)
-        tokens = runner.sample(scores, fresh, _greedy(requests))
-        put_rows(runner.rows, fresh, [r.slot for r in requests])
-        return tokens
+        Raises:
+            ValueError: it could never run.
+        """
+        assert self.planner is not None, "reserve comes before add"
+        switch = self.model.model.rotary.switch_length
+        request.breakpoint = switch if switch and len(request.prompt) < switch < request.max_length else None
+        self.planner.add(request)
 
-    def _decode(
-        self, runner: Runner, owners: list[tuple[int, Request]], groups: Sequence[Group], launched: Launched
-    ) -> Tensor:
-        requests = [r for _, r in owners]
-        count, greedy = owners[-1][0] + 1, _greedy(requests)
-        if all(groups[r.group].plain for r in requests):
-            return runner.decode(count, Mode(sample=True, greedy=greedy))
-        logits = runner.decode(count, Mode(sample=False))
-        rows = runner.rows.cut(0, logits.shape[0])
-        scores = self._process(logits, rows, owners, groups, launched)
-        return runner.sample(scores, rows, greedy)
+    def cancel(self, request: Request) -> None:
+        """Ends a request wherever it is."""
+        self._end(request, Finish.CANCELLED)
 
-    def _process(
-        self, logits: Tensor, rows: Rows, owners: list[tuple[int, Request]], groups: Sequence[Group], launched: Launched
-    ) -> Tensor:
+    @torch.no_grad()
+    def step(self) -> bool:
+        """Starts the next step, and looks at the tokens of one that was started before; False when nothing is to do."""
+        assert self.runner is not None and self.planner is not None, "reserve comes before step"
+        plan = self.planner.plan(settled=not self._flights)
+        launched = plan is not None and not plan.wait
+        if launched:
+            self._flights.append(self._launch(self.runner, plan))
+        if self._flights and (not launched or len(self._flights) > self.lag):
+            self._collect(self.planner)
+            return True
+        return launched
+
+    def reset(self) -> None:
+        """Drops all work after an error: every request ends as failed, all rows are idle."""
+        self._flights.clear()
+        self._buffers.clear()
+        if self.planner is None or self.runner is None:
+            return
+        for request in self.planner.requests():
+            self.planner.finish(request)
+            if request.finish is None:
+                request.end(Finish.FAILED)
+        state = self.runner.table.decode
+        state.lengths.zero_()
+        state.slots.fill_(-1)
+
+    def _launch(self, runner: Runner, plan: StepPlan) -> _Flight:
+        table = runner.table
+        if plan.idle:
+            table.decode.idle(streams.upload(plan.idle, torch.int64, self.device))
+        if plan.admitted:
+            write_rows(table, plan.admitted)
+        write_tables(table.decode.block_tables, plan.tables)
+        count = self._compacted(runner, plan)
+        output = self._run(runner, plan, count)
+        owners = [(i, chunk.request) for i, chunk in enumerate(plan.chunks) if chunk.final]
+        owners += [(output.first_row + request.row, request) for request in plan.decodes]
+        return self._send(output, owners)
+
+    def _compacted(self, runner: Runner, plan: StepPlan) -> int:
+        """Rows that the step must compute. Where that is many more than decode, the last ones move to free rows."""
+        if not plan.decodes:
+            return 0
+        planner = self.planner
+        assert planner is not None
+        count = plan.decodes[-1].row + 1
+        fits = next((size for size in ROW_SIZES if size >= planner.num_running), count)
+        if count <= fits or not planner.can_compact(fits):
+            return count
+        moves = planner.compact(fits)
+        source, target = (streams.upload(rows, torch.int64, self.device) for rows in zip(*moves))
+        runner.table.move(source, target)
+        return max(request.row for request in plan.decodes) + 1
+
+    def _run(self, runner: Runner, plan: StepPlan, count: int) -> Output:
+        requests = [chunk.request for chunk in plan.chunks if chunk.final] + list(plan.decodes)
+        greedy = all(r.sampling.temperature == 0 for r in requests)
+        if all(r.group is None or r.group.plain for r in requests):
+            return runner.step(plan.chunks, count, Mode(sample=True, greedy=greedy))
+        output = runner.step(plan.chunks, count, Mode(sample=False))
+        owners = [(i, chunk.request) for i, chunk in enumerate(plan.chunks) if chunk.final]
+        owners += [(output.first_row + request.row, request) for request in plan.decodes]
+        scores = self._process(runner, output.logits, owners)
+        return runner.finish(output._replace(logits=scores), Mode(sample=True, greedy=greedy))
+
+    def _process(self, runner: Runner, logits: Tensor, owners: list[tuple[int, Request]]) -> Tensor:
         """Scores for the sampler: rows of each group through its processors, the others as they are."""
         parts: dict[int, list[tuple[int, Request]]] = {}
-        for row, request in owners:
-            if not groups[request.group].plain:
-                parts.setdefault(request.group, []).append((row, request))
-        if not parts:
-            return logits
+        for index, request in owners:
+            if request.group is not None and not request.group.plain:
+                parts.setdefault(id(request.group), []).append((index, request))
         scores = logits.float()
-        for group, own in parts.items():
-            place = torch.tensor([row for row, _ in own]).to(self.device, non_blocking=True)
-            state, requests = rows.decode.picked(place), [r for _, r in own]
-            generated = [launched.get(r, 0) for r in requests]
-            bound = max(len(r.prompt) + n for r, n in zip(requests, generated))
-            new = groups[group].process(logits[place], state, requests, bound, generated)
+        for own in parts.values():
+            requests = [r for _, r in own]
+            group = requests[0].group
+            assert group is not None
+            place = streams.upload([index for index, _ in own], torch.int64, self.device)
+            rows = streams.upload([r.row for r in requests], torch.int64, self.device)
+            state = runner.table.decode.picked(rows)
+            bound = max(r.computed for r in requests)
+            generated = [r.computed - len(r.prompt) for r in requests] if group.rectangular else None
+            new = group.process(logits[place], state, requests, bound, generated)
             scores = scores.index_copy(0, place, new)
         return scores
 
-    def _send(self, tokens: Tensor, owners: list[tuple[int, Request]]) -> _Flight:
+    def _send(self, output: Output, owners: list[tuple[int, Request]]) -> _Flight:
         """Starts the copy of a step's tokens to the host."""
-        buffer, done = self._buffers.pop() if self._buffers else self._new_buffer()
-        buffer[: tokens.shape[0]].copy_(tokens, non_blocking=True)
+        assert output.tokens is not None
+        count = output.tokens.shape[0]
+        buffer, done = self._buffers.pop() if self._buffers else (None, streams.event(self.device))
+        if buffer is None or buffer.shape[0] < count:
+            buffer = streams.pinned_empty((max(count, 512),), torch.int64)
+        buffer[:count].copy_(output.tokens, non_blocking=True)
         done.record()
         return _Flight(buffer, done, owners)
 
-    def _new_buffer(self) -> tuple[Tensor, streams.Event]:
-        assert self.runner is not None
-        buffer = streams.pinned_empty((self.runner.capacity.slots,), torch.int64)
-        return buffer, streams.event(self.device)
-
-    def _collect(self, flight: _Flight, runner: Runner, scheduler: Scheduler) -> None:
-        """Waits for a step's tokens and hands them to their requests."""
+    def _collect(self, planner: Planner) -> None:
+        """Waits for the tokens of the oldest step on its way, and hands them to their requests."""
+        flight = self._flights.popleft()
         flight.done.synchronize()
         tokens = flight.tokens.tolist()
         self._buffers.append((flight.tokens, flight.done))
-        for row, request in flight.owners:
-            if request.finish is not None:
-                continue
-            request.take(tokens[row])
+        for index, request in flight.owners:
             if request.finish is None:
-                if len(request.context) == request.breakpoint:
-                    scheduler.again(request)
-                continue
-            if request.finish is Finish.STOPPED:  # the device knows of the other ends by itself
-                runner.rows.decode.lengths[request.slot].zero_()
-                runner.rows.decode.slots[request.slot].fill_(-1)
-            scheduler.release(request)
+                self._take(planner, request, tokens[index])
 
-    def _clear(self, runner: Runner) -> None:
-        """All rows idle: after an error or an interrupt some may still be busy."""
-        runner.rows.decode.lengths.zero_()
-        runner.rows.decode.slots.fill_(-1)
+    def _take(self, planner: Planner, request: Request, token: int) -> None:
+        finish = request.take(token)
+        if finish is not None:
+            self._end(request, finish)
+        elif request.total == request.breakpoint:
+            planner.again(request)
+        elif request.total % planner.block_size == 0:
+            planner.seen(request)
 
-    def _ready(self, requests: Sequence[Request]) -> Runner:
-        """The runner, made anew where the work outgrew it or the model's weights moved."""
-        weights = (id(self.model.ops), *(p.data_ptr() for p in self.model.parameters()))
+    def _end(self, request: Request, finish: Finish) -> None:
+        """The device knows of the ends by token and by length; of the others the next plan tells it."""
+        assert self.planner is not None
+        if request.finish is not None:
+            return
+        if finish in (Finish.EOS, Finish.LENGTH):
+            self.planner.finish(request)
+        else:
+            self.planner.cancel(request)
+        request.end(finish)
+
+    def reserve(self, requests: Sequence[Request]) -> None:
+        """Makes the buffers large enough for these requests, while nothing runs.
+
+        Raises:
+            OutOfDeviceMemory: the cache for the longest of them does not fit.
+        """
+        groups, spec = self._layout(), self.model.model.attention_specs[0]
+        dtype = self.model.lm_head.weight.dtype
+        page = PagedCache.page_bytes(groups.size, spec.num_kv_heads, spec.head_dim, PAGE_SIZE, dtype)
+        held = self.runner.cache.nbytes if self.runner else 0
+        self.configure(needed(requests, groups, page, memory.free_bytes(self.device) + held))
+
+    def configure(self, need: Capacity) -> None:
+        """Makes the buffers hold at least so much, while nothing runs."""
+        weights = self._current_weights()
         if weights != self._weights:
             self.runner, self._weights = None, weights
-        spec = self.model.model.attention_specs
-        dtype = self.model.lm_head.weight.dtype
-        page = PagedCache.page_bytes(len(spec), spec[0].num_kv_heads, spec[0].head_dim, PAGE_SIZE, dtype)
-        held = self.runner.cache.nbytes if self.runner else 0
-        need = needed(requests, PAGE_SIZE, page, memory.free_bytes(self.device) + held)
-        if self.runner is None or not self.runner.capacity.covers(need):
-            capacity = need.joined(self.runner.capacity) if self.runner else need
-            self.runner, self._buffers = None, []
-            self.runner = Runner(
-                self.model, self.backend, capacity, use_graphs=self.use_graphs, page_size=PAGE_SIZE
-            )
-        return self.runner
+        if self.runner is not None and self.runner.capacity.covers(need):
+            return
+        capacity = need.joined(self.runner.capacity) if self.runner else need
+        groups = self._layout()
+        self.runner, self.planner, self._buffers = None, None, []
+        self.runner = Runner(
+            self.model, self.backend, capacity, groups, use_graphs=self._captures, page_size=PAGE_SIZE
+        )
+        self.planner = Planner(
+            num_rows=capacity.rows,
+            num_blocks=capacity.pages,
+            block_size=PAGE_SIZE,
+            windows=groups.windows,
+            max_batch_tokens=self.max_batch_tokens,
+            prefix_cache=self.prefix_cache and not self.model.model.rotary.depends_on_length,
+        )
 
+    @property
+    def _captures(self) -> bool:
+        wanted = self.device.type == "cuda" if self.use_graphs is None else self.use_graphs
+        return wanted and self.model.ops.can_capture
 
-def _greedy(requests: Sequence[Request]) -> bool:
-    return all(r.sampling.temperature == 0 for r in requests)
+    def _layout(self) -> CacheLayout:
+        devices = self.model.model.layer_devices
+        return layout([spec.window for spec in self.model.model.attention_specs], apart=len(set(devices)) == 1)
+
+    def _current_weights(self) -> tuple[object, ...]:
+        return (id(self.model.ops), *(p.data_ptr() for p in self.model.parameters()))

@@ -3,6 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cuformers.engine.group import Group
 
 
 class Finish(Enum):
@@ -11,6 +15,8 @@ class Finish(Enum):
     EOS = auto()
     LENGTH = auto()
     STOPPED = auto()
+    CANCELLED = auto()
+    FAILED = auto()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,25 +47,46 @@ class Request:
     """Tokens that end the request; the one that does is part of the output."""
     sampling: Sampling = field(default_factory=Sampling)
     """How tokens are drawn."""
-    group: int = 0
-    """Requests of one group share their logits processors."""
+    group: "Group | None" = None
+    """Requests of one group share their logits processors; None needs none."""
+    priority: int = 0
+    """Smaller runs first."""
+    cache_salt: str = ""
+    """Prompts share cached keys only with prompts of the same salt."""
+    adapter: str = ""
+    """Name of the adapter that computes the keys."""
+    cache_prompt: bool = True
+    """Whether cached keys may stand for a part of the prompt; not where the logits of all of it are wanted."""
     on_token: Callable[["Request", int], bool] | None = None
     """Called for each token on the host, one or two steps late; True stops the request after this token."""
+    on_end: Callable[["Request"], None] | None = None
+    """Called once, after the last token."""
     generated: list[int] = field(default_factory=list)
     """Tokens so far."""
     finish: Finish | None = None
     """Why it ended; None while it runs."""
+    error: str | None = None
+    """What went wrong, where it failed."""
     breakpoint: int | None = None
     """Total length at which the request is computed anew from its tokens: where LongRoPE changes its factors."""
-    slot: int = -1
-    """Row of the decode state, while it has one."""
-    pages: list[int] = field(default_factory=list)
-    """Pages of the cache, while it holds any."""
+    row: int = -1
+    """Row of the engine's table, while it has one."""
+    target: int = 0
+    """Tokens that were known when it got its row: they are computed in chunks, the later ones one by one."""
+    computed: int = 0
+    """Tokens whose keys are in the cache, or will be once every launched step is done."""
+    tables: list[list[int | None]] = field(default_factory=list)
+    """For each group of layers the page of each block of tokens; None where there is none any more."""
 
     @property
     def max_length(self) -> int:
         """Tokens in the end, at the most."""
         return len(self.prompt) + self.max_new_tokens
+
+    @property
+    def total(self) -> int:
+        """Tokens that the host knows."""
+        return len(self.prompt) + len(self.generated)
 
     @property
     def context(self) -> list[int]:
@@ -69,17 +96,22 @@ class Request:
     @property
     def limit(self) -> int:
         """Total length at which the device stops this request: its end, or where it is computed anew."""
-        length = len(self.prompt) + len(self.generated)
-        return self.max_length if self.breakpoint is None or length >= self.breakpoint else self.breakpoint
+        return self.max_length if self.breakpoint is None or self.total >= self.breakpoint else self.breakpoint
 
-    def take(self, token: int) -> None:
-        """Appends a token that the device sampled, and ends the request where it must."""
+    def take(self, token: int) -> Finish | None:
+        """Appends a token that the device sampled: why the request ends with it, or None."""
         assert self.finish is None, "a finished request takes no more tokens"
         self.generated.append(token)
         stopped = self.on_token is not None and self.on_token(self, token)
         if token in self.eos:
-            self.finish = Finish.EOS
-        elif len(self.generated) >= self.max_new_tokens:
-            self.finish = Finish.LENGTH
-        elif stopped:
-            self.finish = Finish.STOPPED
+            return Finish.EOS
+        if len(self.generated) >= self.max_new_tokens:
+            return Finish.LENGTH
+        return Finish.STOPPED if stopped else None
+
+    def end(self, finish: Finish, error: str | None = None) -> None:
+        """Marks the request as ended."""
+        assert self.finish is None, "a request ends once"
+        self.finish, self.error = finish, error
+        if self.on_end is not None:
+            self.on_end(self)

@@ -1,46 +1,70 @@
-"""Runs the model for the engine: prompts as one flat stream, decode steps as one captured graph each."""
+"""Runs the model for the engine: each step, chunks of prompts and decoding rows alike, as one captured graph."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cuformers.cuda import graphs
+from cuformers.cuda import graphs, streams
 from cuformers.engine.capacity import Capacity
-from cuformers.engine.prefill import PrefillInput, PrefillSize, layout, pack
-from cuformers.engine.request import Request
-from cuformers.engine.state import Rows, idle_rows
+from cuformers.engine.state import idle_rows
+from cuformers.engine.step_size import StepSize, Stretch, pack
+from cuformers.kernels.attention_plan import AttentionPlan
+from cuformers.kernels.prepare import ChunkPlan
 from cuformers.nn.attention.backend import AttentionBackend
-from cuformers.nn.cache import PagedCache
+from cuformers.nn.cache import CacheLayout, PagedCache
 from cuformers.nn.decoder import CausalLM
-from cuformers.nn.step import CacheView, Step
-
-PAGE_SIZE = 64
-GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+from cuformers.nn.step import CacheView, Chunks, Step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """What a decode step does after the logits; each mode has its own graphs."""
+    """What a step does after the logits; each mode has its own graphs."""
 
     sample: bool
     """Draw and take in the next token; else the step ends with the logits."""
     greedy: bool = False
     """Every row takes the largest logit."""
+    logprobs: int | None = None
+    """Report the log-probability of the sampled token, and so many of the best tokens; None: nothing."""
+
+
+class Output(NamedTuple):
+    """What a step left on the device, to be overwritten by the next step of its size. Row r of it belongs to chunk r
+    for r < first_row, then to row r - first_row of the table."""
+
+    first_row: int
+    rows: Tensor | None
+    """[R], int32: row of the table that takes the sampled token, -1 for none; None: each its own, where busy."""
+    logits: Tensor
+    """[R, V]."""
+    tokens: Tensor | None = None
+    """[R], int64: the sampled tokens; None where the step ended with the logits."""
+    logprobs: tuple[Tensor, ...] = ()
+    """See op `logprobs`."""
 
 
 class Runner:
-    """The model, its cache and its decode rows, for one capacity."""
+    """The model, its cache and its table of rows, for one capacity."""
 
     def __init__(
-        self, model: CausalLM, backend: AttentionBackend, capacity: Capacity, *, use_graphs: bool, page_size: int
+        self,
+        model: CausalLM,
+        backend: AttentionBackend | None,
+        capacity: Capacity,
+        layout: CacheLayout,
+        *,
+        use_graphs: bool,
+        page_size: int,
     ) -> None:
-        weight = model.lm_head.weight
-        self.model, self.backend, self.capacity = model, backend, capacity
-        self.device, self.page_size = weight.device, page_size
-        specs = model.model.attention_specs
+        """`backend` computes prompts that need nothing from the cache; None leaves them to the op that reads it."""
+        weight, specs = model.lm_head.weight, model.model.attention_specs
+        self.model, self.backend, self.capacity, self.page_size = model, backend, capacity, page_size
+        self.device = weight.device
         self.cache = PagedCache(
+            layout=layout,
             devices=model.model.layer_devices,
             num_pages=capacity.pages,
             num_kv_heads=specs[0].num_kv_heads,
@@ -48,93 +72,108 @@ class Runner:
             page_size=page_size,
             dtype=weight.dtype,
         )
-        self.rows = idle_rows(capacity, page_size, self.device)
+        self.table = idle_rows(capacity, len(layout.windows), page_size, self.device)
         model.model.rotary.reserve(capacity.length, self.device)
-        self._no_tables = torch.empty(0, dtype=torch.int32, device=self.device)
-        self._prefill_graphs = use_graphs and backend.can_capture(model.attention_problem)
-        self._inputs: dict[PrefillSize, Tensor | None] = {}
-        self._prefills: dict[PrefillSize, graphs.CapturedGraph[Tensor]] = {}
-        self._graphs: dict[tuple[int, Mode], graphs.CapturedGraph[Tensor]] = {}
+        self._capture_backend = backend is None or backend.can_capture(model.attention_problem)
+        self._plans: dict[StepSize, Tensor] = {}
+        self._graphs: dict[tuple[StepSize, Mode, bool], graphs.CapturedGraph[Output]] = {}
+        self._met: set[tuple[StepSize, Mode, bool]] = set()
         self._pool = graphs.new_pool() if use_graphs else None
         self.captures = 0
 
-    def prefill(self, requests: Sequence[Request]) -> Tensor:
-        """Computes requests from their tokens and fills the cache: logits [N, V] of each one's last token.
+    def step(self, chunks: Sequence[Stretch], rows: int, mode: Mode) -> Output:
+        """One step of the chunks, and of the first `rows` rows of the table.
 
-        The second prefill of a size is captured; the result is overwritten by the next prefill.
+        The first step of a size and mode runs without a graph, which compiles what needs compiling; the second is
+        captured. Rows beyond those asked for are idle.
         """
-        lengths = tuple(len(r.context) for r in requests)
-        size = PrefillSize.of(sum(lengths), len(lengths)) if self._prefill_graphs else None
-        if size is None or size not in self._inputs:
-            exact = PrefillSize(tokens=sum(lengths), sequences=len(lengths))
-            packed = pack(requests, exact, self.page_size).to(self.device, non_blocking=True)
-            if size is not None:
-                self._inputs[size] = None
-            return self._prefill(layout(exact, packed), lengths)
-        packed = pack(requests, size, self.page_size)
-        held = self._inputs[size]
-        if held is None:
-            held = self._inputs[size] = packed.to(self.device)
-            read = layout(size, held)
-            self._prefills[size] = graphs.capture(
-                lambda: self._prefill(read, None), self._pool, device=self.device, warm_ups=1
+        exact = StepSize.exact(chunks, rows)
+        fresh = self.backend is not None and bool(chunks) and all(c.start == 0 for c in chunks)
+        size = exact.rounded(self.capacity.rows) if self._pool and (self._capture_backend or not fresh) else None
+        if size is None:
+            plan = streams.upload(pack(chunks, exact), torch.int32, self.device) if chunks else None
+            return self._step(exact, plan, mode, tuple(c.count for c in chunks) if fresh else None)
+        if chunks:
+            self._upload(pack(chunks, size), size)
+        return self._replayed(size, mode, fresh)
+
+    def _upload(self, packed: Tensor, size: StepSize) -> None:
+        """Puts a plan where the graphs of this size read it."""
+        if size not in self._plans:
+            self._plans[size] = torch.empty_like(packed, device=self.device)
+        self._plans[size].copy_(packed.pin_memory(), non_blocking=True)
+
+    def _replayed(self, size: StepSize, mode: Mode, fresh: bool) -> Output:
+        key, plan, lengths = (size, mode, fresh), self._plans.get(size), () if fresh else None
+        captured = self._graphs.get(key)
+        if captured is None:
+            first = key not in self._met
+            self._met.add(key)
+            result = self._step(size, plan, mode, lengths) if first else None
+            if result is not None and size.tokens:  # prompts of a size may come but once
+                return result
+            captured = self._graphs[key] = graphs.capture(
+                lambda: self._step(size, plan, mode, lengths), self._pool, device=self.device, warm_ups=0
             )
             self.captures += 1
-        held.copy_(packed, non_blocking=True)
-        captured = self._prefills[size]
+            if result is not None:
+                return result
         captured.replay()
-        return captured.result[: len(requests)]
+        return captured.result
 
-    def _prefill(self, read: PrefillInput, lengths: tuple[int, ...] | None) -> Tensor:
-        """Logits [N, V]; `lengths` are None where only the device may know them."""
-        tokens = read.tokens.numel()
-        step = Step(
-            phase="full",
-            positions=read.positions,
-            lengths=read.bounds.diff(),
-            cu_seqlens=read.bounds,
-            query_lengths=lengths,
-            longest=tokens if lengths is None else max(lengths),
-            backend=self.backend,
-            cache=CacheView(self.cache, self._no_tables, read.slots),
-        )
-        hidden = self.model.model(read.tokens, step)
-        return self.model.logits(hidden[read.last.long()])
-
-    def decode(self, count: int, mode: Mode) -> Tensor:
-        """One step of the first `count` rows: the sampled tokens [size], or the logits [size, V].
-
-        Runs over the next graph size; rows beyond `count` are idle. The first step of a size and mode runs without a
-        graph, which compiles what needs compiling, and is then recorded. The result is overwritten by the next step.
-        """
-        size = next(s for s in (*GRAPH_SIZES, self.capacity.slots) if s >= count)
-        size = min(size, self.capacity.slots)
-        captured = self._graphs.get((size, mode))
-        if captured is not None:
-            captured.replay()
-            return captured.result
-        result = self._decode(size, mode)
-        if self._pool is not None:
-            self._graphs[size, mode] = graphs.capture(
-                lambda: self._decode(size, mode), self._pool, device=self.device, warm_ups=0
+    def _step(self, size: StepSize, packed: Tensor | None, mode: Mode, fresh: tuple[int, ...] | None) -> Output:
+        """`fresh` are the lengths of chunks that a backend is to compute, empty where only the device may know them."""
+        state = self.table.decode
+        if packed is None:
+            own = state.rows(0, size.rows)
+            view = CacheView(self.cache, own.block_tables, own.slots)
+            plans = self._cuts(own.lengths)
+            step = Step(
+                phase="cached", positions=own.positions, lengths=own.lengths, reached=own.lengths, cache=view,
+                plans=plans,
+            )  # fmt: skip
+            output = Output(0, None, self.model.logits(self.model.model(own.tokens, step)))
+        else:
+            plan = ChunkPlan.unpack(packed)
+            read = self.model.ops.prepare(plan, state, size.tokens, size.rows)
+            lengths = state.lengths[: size.rows]
+            step = Step(
+                phase="cached",
+                positions=read.positions,
+                lengths=lengths,
+                plans=self._cuts(lengths) if size.rows else {},
+                reached=read.reached,
+                cache=CacheView(self.cache, state.block_tables, read.slots),
+                chunks=Chunks(size.tokens, plan.bounds, plan.rows, read.lengths, fresh is not None),
+                **({} if fresh is None else self._alone(plan, size, fresh)),
             )
-            self.captures += 1
-        return result
+            hidden = self.model.model(read.tokens, step)
+            output = Output(size.chunks, read.rows, self.model.logits(hidden[read.last.long()]))
+        return self.finish(output, mode) if mode.sample else output
 
-    def _decode(self, size: int, mode: Mode) -> Tensor:
-        rows = self.rows.cut(0, size)
-        state = rows.decode
-        view = CacheView(self.cache, state.block_tables, state.slots)
-        step = Step(phase="decode", positions=state.positions, lengths=state.lengths, cache=view)
-        logits = self.model.logits(self.model.model(state.tokens, step))
-        return self.sample(logits, rows, mode.greedy) if mode.sample else logits
+    def _cuts(self, lengths: Tensor) -> dict[int | None, AttentionPlan]:
+        """How attention of rows of these lengths is cut, once for all layers of a window."""
+        plan, specs = self.model.ops.attention_plan, self.model.model.attention_specs
+        windows = dict.fromkeys(spec.window for spec in specs)
+        return {window: plan(lengths, num_kv_heads=specs[0].num_kv_heads, window=window) for window in windows}
 
-    def sample(self, logits: Tensor, rows: Rows, greedy: bool) -> Tensor:
-        """Draws the next token of each row and takes it into the rows' state: tokens [B]."""
-        ops, state = self.model.ops, rows.decode
-        if greedy:
+    def _alone(self, plan: ChunkPlan, size: StepSize, lengths: tuple[int, ...]) -> dict:
+        """What a backend reads of chunks that bring their keys along; what is left over is one filler sequence."""
+        bounds = plan.bounds if lengths else torch.cat((plan.bounds, torch.full_like(plan.bounds[:1], size.tokens)))
+        known = {"query_lengths": lengths, "longest": max(lengths)} if lengths else {"longest": size.tokens}
+        return {"backend": self.backend, "cu_seqlens": bounds, **known}
+
+    def finish(self, output: Output, mode: Mode) -> Output:
+        """Draws the next token of each row from the logits and takes it into the table."""
+        ops, state, rows, logits = self.model.ops, self.table.decode, output.rows, output.logits
+        if mode.greedy:
             sampled = ops.argmax(logits)
         else:
-            sampled = ops.sample(logits, *rows.sampling, state.positions.long())
-        ops.advance(sampled, state)
-        return sampled
+            if rows is None:
+                ways, positions = self.table.sampling.rows(0, logits.shape[0]), state.positions[: logits.shape[0]]
+            else:
+                index = rows.clamp(min=0).long()
+                ways, positions = self.table.sampling.picked(index), state.positions[index]
+            sampled = ops.sample(logits, *ways, positions.long())
+        ops.advance(sampled, state if rows is not None else state.rows(0, logits.shape[0]), rows)
+        return output._replace(tokens=sampled)

@@ -1,4 +1,4 @@
-"""The rows that decode works on: what each running request feeds to the next step, kept on the device."""
+"""The table of running requests on the device, a row each: what the next step reads, so that it needs no host."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cuformers.cuda.streams import upload
 from cuformers.engine.capacity import Capacity
 from cuformers.engine.request import Request
 from cuformers.kernels.advance import DecodeState
@@ -29,6 +30,10 @@ class SamplingState(NamedTuple):
         """The state of some rows, as views."""
         return SamplingState(*(x[start:stop] for x in self))
 
+    def picked(self, index: Tensor) -> "SamplingState":
+        """A copy of the state of the rows at `index` [n], int64."""
+        return SamplingState(*(x[index] for x in self))
+
 
 class Rows(NamedTuple):
     """Both halves of a row."""
@@ -40,10 +45,16 @@ class Rows(NamedTuple):
         """Some rows, as views."""
         return Rows(self.decode.rows(start, stop), self.sampling.rows(start, stop))
 
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Rows `target` [n], int64, become what rows `source` were, which become idle."""
+        self.decode.move(source, target)
+        for x in self.sampling:
+            x.index_copy_(0, target, x[source])
 
-def idle_rows(capacity: Capacity, page_size: int, device: torch.device) -> Rows:
+
+def idle_rows(capacity: Capacity, groups: int, page_size: int, device: torch.device) -> Rows:
     """Rows that wait for requests."""
-    count = capacity.slots
+    count = capacity.rows
 
     def full(shape: tuple[int, ...], value: float, dtype: torch.dtype) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=device)
@@ -52,9 +63,9 @@ def idle_rows(capacity: Capacity, page_size: int, device: torch.device) -> Rows:
         tokens=full((count,), 0, torch.int64),
         positions=full((count,), 0, torch.int32),
         lengths=full((count,), 0, torch.int32),
-        slots=full((count,), -1, torch.int32),
+        slots=full((groups, count), -1, torch.int32),
         limits=full((count,), 0, torch.int32),
-        block_tables=full((count, -(-capacity.length // page_size)), 0, torch.int32),
+        block_tables=full((groups, count, -(-capacity.length // page_size)), 0, torch.int32),
         history=full((count, capacity.length), 0, torch.int32),
         eos=full((count, capacity.eos), -1, torch.int64),
         page_size=page_size,
@@ -69,48 +80,46 @@ def idle_rows(capacity: Capacity, page_size: int, device: torch.device) -> Rows:
     return Rows(decode, sampling)
 
 
-def fresh_rows(requests: Sequence[Request], capacity: Capacity, page_size: int, device: torch.device) -> Rows:
-    """Rows of requests that are about to be computed from their tokens; the next token follows the last of these."""
+def write_rows(rows: Rows, requests: Sequence[Request]) -> None:
+    """Writes requests to the rows that they were given: idle until the last chunk of their prompt has been computed."""
+    device, state = rows.decode.tokens.device, rows.decode
+    index = upload([r.row for r in requests], torch.int64, device)
+
+    def put(place: Tensor, values: list, dim: int = 0) -> None:
+        place.index_copy_(dim, index, upload(values, place.dtype, device))
+
     contexts = [r.context for r in requests]
-    lengths = [len(c) for c in contexts]
-    width, pages = max(lengths) + 1, max(len(r.pages) for r in requests)
-
-    def ints(values: Sequence, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
-
-    def floats(values: Sequence[float]) -> Tensor:
-        return ints(values, torch.float32)
-
-    decode = DecodeState(
-        tokens=ints([c[-1] for c in contexts], torch.int64),
-        positions=ints([n - 1 for n in lengths]),
-        lengths=ints(lengths),
-        slots=ints([-1] * len(requests)),
-        limits=ints([r.limit for r in requests]),
-        block_tables=ints([r.pages + [0] * (pages - len(r.pages)) for r in requests]),
-        history=ints([c + [0] * (width - len(c)) for c in contexts]),
-        eos=ints([list(r.eos) + [-1] * (capacity.eos - len(r.eos)) for r in requests], torch.int64),
-        page_size=page_size,
-    )
+    put(state.positions, [len(c) - 1 for c in contexts])
+    put(state.limits, [r.limit for r in requests])
+    width = state.eos.shape[1]
+    put(state.eos, [list(r.eos) + [-1] * (width - len(r.eos)) for r in requests])
+    state.idle(index)
     ways = [r.sampling for r in requests]
-    sampling = SamplingState(
-        temperature=floats([s.temperature for s in ways]),
-        top_k=ints([s.top_k for s in ways]),
-        top_p=floats([s.top_p for s in ways]),
-        min_p=floats([s.min_p for s in ways]),
-        seeds=ints([s.seed for s in ways], torch.int64),
-    )
-    return Rows(decode, sampling)
+    for name, place in rows.sampling._asdict().items():
+        put(place, [getattr(way, "seed" if name == "seeds" else name) for way in ways])
+    _write_histories(state.history, requests, contexts)
+    write_tables(state.block_tables, [
+        (group, r.row, i, page)
+        for r in requests for group, table in enumerate(r.tables) for i, page in enumerate(table) if page is not None
+    ])  # fmt: skip
 
 
-def put_rows(rows: Rows, fresh: Rows, slots: Sequence[int]) -> None:
-    """Writes fresh rows to their places."""
-    index = torch.tensor(slots).to(rows.decode.tokens.device, non_blocking=True)
-    pairs = [*zip(rows.decode[:-1], fresh.decode[:-1]), *zip(rows.sampling, fresh.sampling)]
-    for place, value in pairs:
-        if place.dim() == 2:
-            place = place[:, : value.shape[1]]
-        place.index_copy_(0, index, value)
+def _write_histories(history: Tensor, requests: Sequence[Request], contexts: list[list[int]]) -> None:
+    width = history.shape[1]
+    places = torch.cat([torch.arange(len(c)) + r.row * width for r, c in zip(requests, contexts)])
+    tokens = upload([token for c in contexts for token in c], torch.int32, history.device)
+    history.view(-1).index_copy_(0, upload(places, torch.int64, history.device), tokens)
+
+
+def write_tables(block_tables: Tensor, entries: Sequence[tuple[int, int, int, int]]) -> None:
+    """Writes (group, row, index, page) entries to the block tables [G, B, M]."""
+    if not entries:
+        return
+    group_size, row_size = block_tables.stride(0), block_tables.stride(1)
+    packed = torch.tensor(entries)
+    places = packed[:, 0] * group_size + packed[:, 1] * row_size + packed[:, 2]
+    moved = upload(torch.stack((places, packed[:, 3])), torch.int64, block_tables.device)
+    block_tables.view(-1).index_copy_(0, moved[0], moved[1].int())
 
 
 def right_aligned_history(state: DecodeState, length: int, pad: int) -> Tensor:

@@ -20,8 +20,11 @@ from cuformers.kernels.norm import ADD_RMS_NORM, RMS_NORM, RMS_NORM_ADD
 from cuformers.kernels.op import Choice, Op, Problem
 from cuformers.kernels.paged_attention import OP as PAGED_ATTENTION
 from cuformers.kernels.penalize import OP as PENALIZE
+from cuformers.kernels.prepare import OP as PREPARE
+from cuformers.kernels.prepare import StepInput
 from cuformers.kernels.rope_cache import OP as ROPE_CACHE
 from cuformers.kernels.sample import ARGMAX, SAMPLE
+from cuformers.kernels.speculate import ACCEPT, DRAFT_LOOKUP, SPREAD_DRAFTS, DraftRows
 
 OPS: tuple[Op, ...] = (
     RMS_NORM,
@@ -42,6 +45,10 @@ OPS: tuple[Op, ...] = (
     LOGPROBS,
     PENALIZE,
     ADVANCE,
+    PREPARE,
+    DRAFT_LOOKUP,
+    SPREAD_DRAFTS,
+    ACCEPT,
 )
 
 
@@ -67,8 +74,17 @@ class Kernels:
     logprobs: Callable[..., Logprobs]
     penalize: Callable[..., Tensor]
     advance: Callable[..., None]
+    prepare: Callable[..., StepInput]
+    draft_lookup: Callable[..., Tensor]
+    spread_drafts: Callable[..., DraftRows]
+    accept: Callable[..., Tensor]
     choices: tuple[Choice, ...]
     """Which implementation each op got, and why the others did not."""
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a CUDA graph can hold them: a reference may look at values on the host."""
+        return all(choice.implementation.name != "reference" for choice in self.choices)
 
 
 def select(problem: Problem, want: str = "auto") -> Kernels:

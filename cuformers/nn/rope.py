@@ -219,7 +219,7 @@ class Rotary(nn.Module):
         assert self._table is not None
         rows = step.positions
         if self.spec.rope_type == "longrope":
-            beyond = _of_tokens(_reached(step) > self.spec.original, step)
+            beyond = _reached(step) > self.spec.original
             rows = rows + beyond.int() * self._table.rows.numel()  # the second half of the table holds the long set
         return RopeRows(self._table.cos, self._table.sin, rows)
 
@@ -228,29 +228,22 @@ class Rotary(nn.Module):
         assert spec.factor
         length = _reached(step).clamp(min=spec.limit).float()
         stretch = (spec.factor * length / spec.limit) - (spec.factor - 1)
-        base = spec.rope_theta * stretch ** (spec.dim / (spec.dim - 2))  # [N]
+        base = spec.rope_theta * stretch ** (spec.dim / (spec.dim - 2))  # [T]
         exponents = torch.arange(0, spec.dim, 2, dtype=torch.float32, device=base.device) / spec.dim
         freqs = 1.0 / base[:, None] ** exponents
-        angles = step.positions.float()[:, None] * _of_tokens(freqs, step)
+        angles = step.positions.float()[:, None] * freqs
         rows = torch.arange(step.positions.numel(), dtype=torch.int32, device=base.device)
         return RopeRows(angles.cos(), angles.sin(), rows)
 
 
 def _reached(step: Step) -> Tensor:
-    """[N]: the length that each sequence has reached by its last position, which need not count from zero."""
-    if step.phase == "decode":
-        return step.lengths
-    assert step.cu_seqlens is not None, "a full step carries cu_seqlens"
-    return step.positions[(step.cu_seqlens[1:] - 1).long()] + 1
-
-
-def _of_tokens(per_sequence: Tensor, step: Step) -> Tensor:
-    """[N, ...] -> [T, ...]: each token takes its sequence's value."""
-    if step.phase == "decode":
-        return per_sequence
-    assert step.cu_seqlens is not None, "a full step carries cu_seqlens"
-    tokens = torch.arange(step.positions.numel(), dtype=torch.int32, device=per_sequence.device)
-    return per_sequence[torch.searchsorted(step.cu_seqlens[1:], tokens, right=True)]
+    """[T]: the length that each token's sequence has reached by its last position, which need not count from zero."""
+    if step.reached is not None:
+        return step.reached
+    assert step.cu_seqlens is not None, "a step carries cu_seqlens or the lengths reached"
+    by_sequence = step.positions[(step.cu_seqlens[1:] - 1).long()] + 1
+    tokens = torch.arange(step.positions.numel(), dtype=torch.int32, device=step.positions.device)
+    return by_sequence[torch.searchsorted(step.cu_seqlens[1:], tokens, right=True)]
 
 
 class RotarySet(nn.Module):
@@ -272,6 +265,11 @@ class RotarySet(nn.Module):
         specs = [rotary.spec for rotary in self.by_name.values() if isinstance(rotary, Rotary)]
         long = [spec.original + 1 for spec in specs if spec.rope_type == "longrope"]
         return min(long, default=None)
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether a token's factors depend on how long its sequence is, apart from the switch ("dynamic")."""
+        return any(rotary.spec.rope_type == "dynamic" for rotary in self.by_name.values() if isinstance(rotary, Rotary))
 
     def forward(self, step: Step) -> dict[str, RopeRows | None]:
         """Rotary factors of this step, by name."""

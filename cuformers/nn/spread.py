@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cuformers.nn.step import CacheView, RopeRows, Step
+from cuformers.kernels.attention_plan import AttentionPlan
+from cuformers.nn.step import CacheView, Chunks, RopeRows, Step
 
 
 class Spread:
@@ -36,8 +37,8 @@ class Spread:
     def _value(self, value: Any, device: torch.device) -> Any:
         if isinstance(value, RopeRows):
             return RopeRows(self._table(value.cos, device), self._table(value.sin, device), value.rows.to(device))
-        if isinstance(value, CacheView):
-            return CacheView(value.cache, value.block_tables.to(device), value.slots.to(device))
+        if isinstance(value, CacheView | Chunks | AttentionPlan):
+            return type(value)(*(self._value(part, device) for part in value))
         if isinstance(value, Mapping):
             return {name: self._value(inner, device) for name, inner in value.items()}
         return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

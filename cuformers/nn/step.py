@@ -1,17 +1,19 @@
 """Everything a layer needs beside the hidden states, in one frozen object."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from cuformers.kernels.attention_plan import AttentionPlan
+
 if TYPE_CHECKING:
     from cuformers.nn.attention.backend import AttentionBackend
     from cuformers.nn.cache import PagedCache
 
-Phase = Literal["full", "decode"]
+Phase = Literal["full", "cached"]
 
 
 class RopeRows(NamedTuple):
@@ -30,17 +32,32 @@ class CacheView(NamedTuple):
 
     cache: "PagedCache"
     block_tables: Tensor
-    """[N, max_blocks], int32: pages of each sequence, in order."""
+    """[G, B, max_blocks], int32: pages of each row of the engine's table, by group of layers."""
     slots: Tensor
-    """[T], int32: where each token's key and value are written; negative writes nothing."""
+    """[G, T], int32: where each token's key and value are written, by group; negative writes nothing."""
+
+
+class Chunks(NamedTuple):
+    """Stretches of prompts at the front of a cached step's stream, all int32."""
+
+    tokens: int
+    """Tokens of the stream that belong to chunks or are padding; one token of each decoding row follows."""
+    bounds: Tensor
+    """[N + 1]: where each chunk begins in the stream."""
+    rows: Tensor
+    """[N]: row of the block tables that each chunk's keys are in."""
+    lengths: Tensor
+    """[N]: keys that each chunk's last token sees, its own included; 0 for empty chunks."""
+    fresh: bool = False
+    """Whether every chunk brings all its keys along, so that an attention backend can serve it without the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One forward pass over a flat stream of T tokens from N sequences.
 
-    In phase "full" every sequence's keys are the tokens of this very step: a prompt, a training row, a plain
-    forward. In phase "decode" each sequence brings one token, and its keys are in the cache.
+    In phase "full" every sequence's keys are the tokens of this very step: a training row, a plain forward. In phase
+    "cached" keys are in the paged cache: the stream is chunks of prompts, if any, then one token of each decoding row.
     """
 
     phase: Phase
@@ -48,17 +65,24 @@ class Step:
     positions: Tensor
     """[T], int32: position of each token in its sequence."""
     lengths: Tensor
-    """[N], int32: number of keys of each sequence, this step's tokens included."""
+    """[N], int32: number of keys of each sequence (phase "cached": of each decoding row), this step's included."""
     cu_seqlens: Tensor | None = None
-    """[N + 1], int32: where each sequence begins in the stream (phase "full")."""
+    """[N + 1], int32: where each sequence that brings its keys along begins in the stream."""
     query_lengths: tuple[int, ...] | None = None
     """Tokens of each sequence as host integers; None where only the device knows them, as in a captured graph."""
     longest: int = 1
     """Tokens of the longest sequence of the stream, or a bound on it where only the device knows."""
     backend: "AttentionBackend | None" = None
-    """Computes attention over the stream (phase "full")."""
+    """Computes attention over sequences that bring their keys along."""
     cache: CacheView | None = None
     """The paged cache; None where nothing is kept."""
+    chunks: Chunks | None = None
+    """The chunks of a cached step; None where every row decodes."""
+    plans: Mapping[int | None, AttentionPlan] = field(default_factory=dict)
+    """How the attention of the decoding rows is cut, by window; empty leaves that to each layer."""
+    reached: Tensor | None = None
+    """[T], int32: length of the sequence that each token counts for, which some rotary embeddings go by. None where
+    it is the sequence's last position of this step."""
     rope: Mapping[str, RopeRows | None] | None = None
     """Rotary factors by the name that layers ask for; filled in by the decoder."""
 
@@ -69,16 +93,13 @@ class Step:
         return self.longest if lengths and all(n == self.longest for n in lengths) else None
 
 
-def full_step(
-    positions: Tensor, query_lengths: tuple[int, ...], backend: "AttentionBackend", cache: CacheView | None = None
-) -> Step:
+def full_step(positions: Tensor, query_lengths: tuple[int, ...], backend: "AttentionBackend") -> Step:
     """A step whose sequences bring all their keys along.
 
     Args:
         positions: [T], integer.
         query_lengths: tokens of each sequence, in the stream's order; they sum to T.
         backend: computes attention over the stream.
-        cache: where keys and values are kept for later steps.
     """
     assert sum(query_lengths) == positions.numel(), f"lengths {query_lengths} do not sum to {positions.numel()} tokens"
     lengths = torch.tensor((0, *query_lengths), dtype=torch.int32).to(positions.device, non_blocking=True)
@@ -90,5 +111,4 @@ def full_step(
         query_lengths=query_lengths,
         longest=max(query_lengths, default=1),
         backend=backend,
-        cache=cache,
     )

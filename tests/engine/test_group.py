@@ -9,7 +9,7 @@ from torch import Tensor
 from cuformers.engine.capacity import Capacity
 from cuformers.engine.group import Group
 from cuformers.engine.request import Request
-from cuformers.engine.state import fresh_rows
+from cuformers.engine.state import idle_rows, write_rows
 from cuformers.generation.logits_processors import PrefixConstrainedLogitsProcessor, RepetitionPenaltyLogitsProcessor
 from cuformers.generation.processors import LogitsProcessor, RowProcessor
 from cuformers.kernels.advance import DecodeState
@@ -31,12 +31,12 @@ def make_requests(sizes: tuple[tuple[int, int], ...] = SIZES) -> list[Request]:
 
 def state_of(requests: list[Request]) -> DecodeState:
     """Their rows; what lies behind a row's tokens is no token of it."""
-    capacity = Capacity(slots=8, length=64, pages=8, eos=2)
-    state = fresh_rows(requests, capacity, 16, torch.device("cpu")).decode
-    history = torch.full((len(requests), 64), 5, dtype=torch.int32)
+    table = idle_rows(Capacity(rows=8, length=64, pages=8, eos=2), 1, 16, torch.device("cpu"))
+    table.decode.history.fill_(5)
     for row, request in enumerate(requests):
-        history[row, : len(request.context)] = torch.tensor(request.context)
-    return state._replace(history=history)
+        request.row = row
+    write_rows(table, requests)
+    return table.decode.rows(0, len(requests))
 
 
 def bound_of(requests: list[Request]) -> int:

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from cuformers.kernels.advance import DecodeState
 from cuformers.kernels.norm_args import Norm
+from cuformers.kernels.prepare import ChunkPlan
 
 from .attention_cases import attentions, decodes, plans, ropes
 from .chunk_cases import chunks
 from .judge import Call, Case, poisoned, randn
+from .speculate_cases import lookups, spreads, trapped
 
 
 def norms(sizes: tuple[tuple[int, ...], ...] = ((3, 100), (2, 2, 64), (1, 1))) -> list[Case]:
@@ -83,30 +85,70 @@ def activations() -> list[Case]:
     return [Case("gated_activation", name, maker(name)) for name in ("silu", "gelu", "gelu_tanh", "relu")]
 
 
+def decode_state(device: torch.device) -> DecodeState:
+    """Seven rows, the fourth of them idle, with two groups of layers."""
+    positions = torch.tensor([4, 15, 30, 7, 9, 0, 47])
+    lengths = torch.where(torch.tensor([1, 1, 1, 0, 1, 1, 1]) > 0, positions + 1, 0)
+    slots = torch.where(lengths > 0, lengths + 100, -1)
+    state = DecodeState(
+        tokens=torch.arange(7),
+        positions=positions.int(),
+        lengths=lengths.int(),
+        slots=torch.stack((slots, slots + 50)).int(),
+        limits=torch.tensor([50, 50, 50, 50, 11, 50, 50]).int(),
+        block_tables=torch.randperm(80)[:56].view(2, 7, 4).int(),
+        history=torch.randint(0, 99, (7, 60)).int(),
+        eos=torch.tensor([[7, -1, -1], [8, -1, -1], [5, 6, 9], [9, 9, 9], [-1] * 3, [9, 8, -1], [1, 2, 3]]),
+        page_size=16,
+    )
+    return state._replace(**{name: x.to(device) for name, x in state.tensors()})
+
+
 def advances() -> list[Case]:
     """advance: rows that go on (within a page and into the next), end by a token or by length, or are idle."""
 
     def make(dtype: torch.dtype, device: torch.device) -> Call:
         del dtype
-        positions = torch.tensor([4, 15, 30, 7, 9, 0, 47])
-        lengths = torch.where(torch.tensor([1, 1, 1, 0, 1, 1, 1]) > 0, positions + 1, 0)
-        tables = torch.randperm(40)[:28].view(7, 4)
-        int32 = [x.int() for x in (positions, lengths, torch.where(lengths > 0, lengths + 100, -1))]
-        limits = torch.tensor([50, 50, 50, 50, 11, 50, 50]).int()
-        eos = torch.tensor([[7, -1, -1], [8, -1, -1], [5, 6, 9], [9, 9, 9], [-1] * 3, [9, 8, -1], [1, 2, 3]])
-        state = (torch.arange(7), *int32, limits, tables.int(), torch.randint(0, 99, (7, 60)).int(), eos)
-        sampled = torch.tensor([9, 7, 9, 9, 9, 7, 9])
-        return Call(
-            (), {"sampled": sampled.to(device), "state": DecodeState(*(x.to(device) for x in state), 16)}, ("state",)
-        )
+        sampled = torch.tensor([9, 7, 9, 9, 9, 7, 9], device=device)
+        return Call((), {"sampled": sampled, "state": decode_state(device)}, ("state",))
 
-    return [Case("advance", "rows", make)]
+    def make_placed(dtype: torch.dtype, device: torch.device) -> Call:
+        """Idle row 3 begins, row 5 ends, rows 0 and 6 go on; two tokens are nobody's."""
+        del dtype
+        sampled, rows = torch.tensor([[8, 9, 4, 5, 3, 99], [3, 5, -1, 0, 6, -1]], device=device)
+        return Call((), {"sampled": sampled, "state": decode_state(device), "rows": rows.int()}, ("state",))
+
+    return [Case("advance", "rows", make), Case("advance", "placed", make_placed)]
+
+
+def prepares() -> list[Case]:
+    """prepare: chunks that begin, go on and end prompts, an empty one, and padding; with and without rows."""
+    plans = {
+        "chunks": ([0, 5, 5, 21, 22], [3, 0, 1, 6], [16, 0, 0, 40], [40, 9, 16, 41], [0, 1, 1, 1]),
+        "empty": ([0, 0, 0], [0, 0], [0, 0], [0, 0], [0, 0]),
+        "full": ([0, 140], [2], [0], [140], [1]),
+    }
+
+    def maker(name: str, rows: int) -> Callable[[torch.dtype, torch.device], Call]:
+        def make(dtype: torch.dtype, device: torch.device) -> Call:
+            del dtype
+            state = decode_state(device)
+            if name == "full":
+                state = state._replace(history=torch.randint(0, 99, (7, 200), dtype=torch.int32, device=device))
+                state = state._replace(block_tables=torch.randperm(200)[:182].view(2, 7, 13).int().to(device))
+            plan = ChunkPlan(*(torch.tensor(x, dtype=torch.int32, device=device) for x in plans[name]))
+            return Call((plan, state, 140, rows))
+
+        return make
+
+    return [Case("prepare", f"{name}-{rows}", maker(name, rows)) for name in plans for rows in (0, 5, 7)]
 
 
 def all_cases() -> list[Case]:
     """Every case that is compared by relative error."""
     linear = [*norms(), *linears(), *invariants(), *activations()]
-    return [*linear, *ropes(), *plans(), *attentions(), *decodes(), *chunks(), *advances()]
+    steps = [*advances(), *prepares(), *lookups(), *trapped(), *spreads()]
+    return [*linear, *ropes(), *plans(), *attentions(), *decodes(), *chunks(), *steps]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuformers.kernels.paged_attention import triton as attention
     from cuformers.kernels.penalize import triton as penalize
     from cuformers.kernels.sample import triton as sample
+    from cuformers.kernels.speculate import triton as drafts
 
     def cut(N: int, K: int, T: int, *, gated: bool, num_sms: int) -> SkinnyConfig:
         return SkinnyConfig(8, 256, 1, 4) if T <= FMA_ROWS else SkinnyConfig(16, 32, 4, 4)
@@ -34,6 +35,9 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "CANDIDATES", 16)
     monkeypatch.setattr(sample, "STRIPE", 8)
     monkeypatch.setattr(sample, "BINS", 32)
+    monkeypatch.setattr(drafts, "BLOCK", 16)
+    monkeypatch.setattr(drafts, "SHARE", 40)
+    monkeypatch.setattr(drafts, "TABLE_BLOCK", 4)
     monkeypatch.setattr(logprobs, "SPLIT", 128)
     monkeypatch.setattr(logprobs, "GROUP", 8)
     monkeypatch.setattr(penalize, "SPLIT", 128)

@@ -29,10 +29,11 @@ POINTERS |= {"above_ptr": "*i32", "ranks_ptr": "*i32", "bests_ptr": "*fp32", "ch
 POINTERS |= {f"{name}_ptr": "*i32" for name in ("history", "prompts", "least")}
 POINTERS |= {f"{name}_ptr": "*fp32" for name in ("repetition", "frequency", "presence", "bias", "scores")}
 POINTERS |= {"eos_ptr": "*i64", "bias_ids_ptr": "*i64"}
-POINTERS |= dict.fromkeys(("positions", "lengths", "slots", "limits", "block_tables", "history"), "*i32")
+STATE = "rows positions lengths slots limits block_tables history"
+PLAN = "bounds starts reached final out_positions out_reached out_slots out_lengths out_last out_rows"
+POINTERS |= dict.fromkeys(f"{STATE} {PLAN}".split(), "*i32") | {"out_tokens": "*i64"}
+POINTERS |= dict.fromkeys(("drafts", "emitted", "matches"), "*i64") | {"out_tables": "*i32"}
 FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap")
-
-
 ORDINARY = {"attention_plan.triton.plan_kernel"}
 """Kernels that are no part of a chain: launched without PDL."""
 
@@ -62,6 +63,7 @@ PRODUCT = {"BLOCK_K": 64, "GROUP": 8, "TMA": True, "UPCAST": False, "BIAS": True
 SPLIT = {"SPLITS": 38, "CANDIDATES": 64, "SHIFT": 16}
 LOGPROBS = {"GROUPS": 4748, "GROUP": 32}
 LIKELIEST = LOGPROBS | {"SPLITS": 38, "SPLITS_BLOCK": 64, "FAMILY_BITS": 8}
+DRAFTS = {"K": 4, "BLOCK_K": 8}
 BUILDS = [
     Build("norm.triton._norm_kernel", {"H": 1000, "BLOCK": 1024, "ADD": "before"}),
     Build("gated_linear.triton._gate_kernel", {"BLOCK": 1024, "ACTIVATION": "gelu"}),
@@ -120,7 +122,14 @@ BUILDS = [
     Build("logprobs.kernel.split_kernel", LOGPROBS | {"BLOCK": 4096, "TOP": 20}),
     Build("logprobs.kernel.row_kernel", LIKELIEST | {"TOP": 20, "TOP_BLOCK": 32, "BITS": 10, "SHIFT": 16}, 8),
     Build("logprobs.kernel.row_kernel", LIKELIEST | {"TOP": 5, "TOP_BLOCK": 8, "BITS": 8, "SHIFT": 0}, 8),
-    Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4}, 1),
+    Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4, "ROWS": False, "GROUPS": 1}, 1),
+    Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4, "ROWS": True, "GROUPS": 2}, 1),
+    Build("speculate.lookup_kernel.search_kernel", DRAFTS | {"LONGEST": 3, "SHARES": 1, "BLOCK": 4096}, 8),
+    Build("speculate.lookup_kernel.search_kernel", DRAFTS | {"LONGEST": 3, "SHARES": 13, "BLOCK": 4096}, 8),
+    Build("speculate.lookup_kernel.follow_kernel", DRAFTS | {"SHARES": 13, "BLOCK_SHARES": 16}, 1),
+    Build("speculate.spread_kernel.spread_kernel", DRAFTS | {"PAGE": 64, "GROUPS": 2, "BLOCK": 1024}),
+    Build("speculate.accept_kernel.accept_kernel", DRAFTS | {"PAGE": 64, "GROUPS": 2, "EOS_BLOCK": 4}, 1),
+    Build("prepare.triton.prepare_kernel", {"PAGE": 64, "BLOCK": 128, "STEPS": 6, "GROUPS": 2}),
 ]
 
 

@@ -15,6 +15,7 @@ from .invariance import Operands, check_cuts, check_numbers_of_rows
 from .judge import Call, Case, check, error, triton_kernels
 from .logprobs_cases import check_logprobs
 from .penalty_cases import check_penalties
+from .speculate_cases import LookupShape, lookups, on, repeating, speculate, trapped
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,6 +46,15 @@ REAL = [
             DecodeShape(AttentionShape((1000,) * 40, 32, 8, 128, page=256), 128),
             DecodeShape(AttentionShape((500, 700), 8, 4, 256, window=300, softcap=50.0), 64, norm=True),
             DecodeShape(AttentionShape((900, 16), 14, 2, 64), 64),
+        )
+    ),
+    *trapped(4096),
+    *lookups(
+        (
+            LookupShape((300,), 300),
+            LookupShape((4000, 1, 0, 3999, 700), 90),
+            LookupShape((100_000, 12, 50_000), 40, count=7),
+            LookupShape((9000,) * 140, 12),
         )
     ),
     *chunks(
@@ -283,3 +293,24 @@ def test_a_graph_of_chunks_follows_the_bounds_on_the_device() -> None:
         graph.replay()
         expected = reference.chunk_attention(*call.args, **call.kwargs)
         assert error(out, expected) < 1.5e-2 and not out[bounds[-1] :].any()
+
+
+@pytest.mark.parametrize("width", [250, 20_000])
+def test_a_graph_of_speculative_steps_goes_on_from_what_it_accepted(width: int) -> None:
+    """Each replay starts from the state that the one before has left; the CPU does the same by the references."""
+    from cuformers.kernels.table import reference
+
+    torch.manual_seed(0)
+    state = repeating(width)
+    ours, ops = on(state, GPU), triton_kernels(torch.bfloat16)
+    emitted = [speculate(ops, ours, 4).cpu()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = speculate(ops, ours, 4)
+    for _ in range(30):
+        graph.replay()
+        emitted.append(out.cpu())
+    expected = [speculate(reference(), state, 4) for _ in emitted]
+    assert all(torch.equal(a, b) for a, b in zip(emitted, expected))
+    assert all(torch.equal(a.cpu(), b) for (_, a), (_, b) in zip(ours.tensors(), state.tensors()))
+    assert (expected[10] >= 0).sum(1).tolist() == [5, 5, 0, 5] and not state.lengths.any()

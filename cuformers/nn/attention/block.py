@@ -1,12 +1,14 @@
 """The attention block of a decoder layer: project, norm and rotate, attend, project back."""
 
+import torch
 from torch import Tensor, nn
 
+from cuformers.kernels.norm_args import Norm
 from cuformers.nn.attention.backend import AttentionSpec
 from cuformers.nn.kernel_module import KernelModule
 from cuformers.nn.norm import RMSNorm
 from cuformers.nn.project import project
-from cuformers.nn.step import Step
+from cuformers.nn.step import Chunks, Step
 
 
 class Attention(KernelModule):
@@ -69,43 +71,71 @@ class Attention(KernelModule):
 
     def _attend(self, qkv: Tensor, step: Step) -> Tensor:
         """Projected rows [T, (heads + 2 * kv_heads) * head_dim] -> [T, heads, head_dim]; keys and values are kept."""
+        if step.phase == "cached" and step.chunks is None:
+            return self._decode(qkv, step)
         spec, view = self.spec, step.cache
-        rope = step.rope[spec.rope] if step.rope and spec.rope else None
-        cos, sin, rows = rope or (None, None, step.positions)
-        q_norm, k_norm = (self.q_norm.args, self.k_norm.args) if self.has_qk_norm else (None, None)
-        k_cache, v_cache = (view.cache.keys(spec.layer), view.cache.values(spec.layer)) if view else (None, None)
-        if step.phase == "decode":
-            assert view is not None, "a decode step has a cache"
-            return self.ops.decode_attention(
-                qkv,
-                cos,
-                sin,
-                rows,
-                k_cache,
-                v_cache,
-                view.slots,
-                view.block_tables,
-                step.lengths,
-                num_heads=spec.num_heads,
-                scale=spec.scale,
-                q_norm=q_norm,
-                k_norm=k_norm,
-                window=spec.window,
-                softcap=spec.softcap,
-            )
+        cached: dict[str, Tensor] = {}
+        if view is not None:
+            slots = view.slots[view.cache.group(spec.layer)]
+            cached = {"k_cache": view.cache.keys(spec.layer), "v_cache": view.cache.values(spec.layer), "slots": slots}
         q, k, v = self.ops.rope_cache(
             qkv,
-            cos,
-            sin,
-            rows,
+            *self._rope(step),
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            k_cache=k_cache,
-            v_cache=v_cache,
-            slots=view.slots if view else None,
+            **self._norms(),
+            **cached,
         )
+        if step.chunks is not None:
+            return self._attend_chunks(q, k, v, step, step.chunks)
         assert step.backend is not None, "a full step names its attention backend"
         return step.backend.forward(q, k, v, spec, step)
+
+    def _rope(self, step: Step) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        return (step.rope[self.spec.rope] if step.rope and self.spec.rope else None) or (None, None, step.positions)
+
+    def _norms(self) -> dict[str, Norm | None]:
+        q_norm, k_norm = (self.q_norm.args, self.k_norm.args) if self.has_qk_norm else (None, None)
+        return {"q_norm": q_norm, "k_norm": k_norm}
+
+    def _decode(self, qkv: Tensor, step: Step) -> Tensor:
+        """A step in which every row brings one token."""
+        spec, view = self.spec, step.cache
+        assert view is not None, "a cached step has a cache"
+        group = view.cache.group(spec.layer)
+        return self.ops.decode_attention(
+            qkv,
+            *self._rope(step),
+            view.cache.keys(spec.layer),
+            view.cache.values(spec.layer),
+            view.slots[group],
+            view.block_tables[group],
+            step.lengths,
+            num_heads=spec.num_heads,
+            scale=spec.scale,
+            window=spec.window,
+            softcap=spec.softcap,
+            plan=step.plans.get(spec.window),
+            **self._norms(),
+        )
+
+    def _attend_chunks(self, q: Tensor, k: Tensor, v: Tensor, step: Step, chunks: Chunks) -> Tensor:
+        """A step of chunks, then rows; the keys of both are in the cache by now."""
+        spec, view, t = self.spec, step.cache, chunks.tokens
+        assert view is not None, "a cached step has a cache"
+        group = view.cache.group(spec.layer)
+        caches = (view.cache.keys(spec.layer), view.cache.values(spec.layer), view.block_tables[group])
+        options = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap}
+        if chunks.fresh:
+            assert step.backend is not None, "chunks that bring their keys along name an attention backend"
+            first = step.backend.forward(q[:t], k[:t], v[:t], spec, step)
+        else:
+            first = self.ops.chunk_attention(q[:t], *caches, chunks.bounds, chunks.rows, chunks.lengths, **options)
+        if not step.lengths.numel():
+            return first
+        keys, values, tables = caches
+        tables = tables[: q.shape[0] - t]
+        plan = step.plans.get(spec.window)
+        rest = self.ops.paged_attention(q[t:], keys, values, tables, step.lengths, plan=plan, **options)
+        return torch.cat((first, rest))

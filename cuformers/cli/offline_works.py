@@ -1,0 +1,71 @@
+"""Offline serving works: how many requests, how long; and the least time that each can take on a device."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cuformers.cuda.rates import Rates
+
+if TYPE_CHECKING:
+    from cuformers.auto.model import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Requests that are all there from the start; end-of-text tokens are ignored."""
+
+    prompts: list[list[int]]
+    """Token ids of each prompt."""
+    new_tokens: list[int]
+    """Tokens to generate for each."""
+
+
+def even(count: int = 256, length: int = 1024, new: int = 1024) -> Work:
+    """Requests of one size."""
+    draw = random.Random(0)
+    return Work(
+        prompts=[[draw.randint(0, 10000) for _ in range(length)] for _ in range(count)], new_tokens=[new] * count
+    )
+
+
+def mixed(count: int = 256, least: int = 100, most: int = 1024) -> Work:
+    """Lengths of prompt and answer uniform in least..most, drawn as nano-vllm's benchmark draws them from seed 0."""
+    draw = random.Random(0)
+    prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(least, most))] for _ in range(count)]
+    return Work(prompts=prompts, new_tokens=[draw.randint(least, most) for _ in range(count)])
+
+
+WORKS: Mapping[str, Callable[[int], Work]] = {"even": even, "mixed": mixed}
+"""By the name that the command line gives them."""
+
+
+def floor_seconds(model: "PreTrainedModel", work: Work, rates: Rates) -> float:
+    """The least time for a work, all of it running from the start: see docs/continuous-batching.md for the formula."""
+    head = model.lm_head.weight
+    total = sum(p.numel() for p in model.model.layers.parameters())
+    steps, tokens = max(work.new_tokens), sum(work.new_tokens)
+    keys = sum(_key_bytes(model, len(p), new) for p, new in zip(work.prompts, work.new_tokens))
+    weights = 2 * tokens * (total + head.numel()) / rates.flops
+    weights = max(weights, steps * (total + head.numel()) * head.element_size() / rates.bytes_per_second)
+    prefill = sum(2 * total * len(p) + _attention_flops(model, len(p)) for p in work.prompts)
+    return keys / rates.bytes_per_second + weights + prefill / rates.flops
+
+
+def _key_bytes(model: "PreTrainedModel", prompt: int, new: int) -> int:
+    """Bytes of keys and values that the decode steps of one request read."""
+    size, count = model.lm_head.weight.element_size(), 0
+    for spec in model.model.attention_specs:
+        window = spec.window or prompt + new
+        count += 2 * spec.num_kv_heads * spec.head_dim * sum(min(prompt + i, window) for i in range(1, new + 1))
+    return count * size
+
+
+def _attention_flops(model: "PreTrainedModel", prompt: int) -> int:
+    """Of the visible pairs of a prompt: two products of 2 * head_dim for each query head."""
+    total = 0
+    for spec in model.model.attention_specs:
+        window = min(spec.window or prompt, prompt)
+        pairs = window * prompt - window * (window - 1) // 2
+        total += 4 * spec.num_heads * spec.head_dim * pairs
+    return total
