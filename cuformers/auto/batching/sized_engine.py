@@ -34,11 +34,13 @@ class SizedEngine:
             ValueError: what the config asks for is not possible on the model's device.
             OutOfDeviceMemory: the cache does not fit.
         """
-        check_device(config, model.device.type)
+        usual = model.engine  # of generate: knows what this model allows
+        check_possible(config, usual)
         self.model, self.device = model, model.device
         self.engine = Engine(
             model,
-            use_graphs=config.use_graphs,
+            usual.backend,
+            use_graphs=usual.use_graphs if config.use_graphs is None else config.use_graphs,
             max_batch_tokens=config.max_batch_tokens or MAX_BATCH_TOKENS,
             prefix_cache=config.allow_block_sharing,
         )
@@ -103,11 +105,13 @@ class SizedEngine:
         return tuple((p.data_ptr(), p._version) for p in self.model.parameters())
 
 
-def check_device(config: ContinuousBatchingConfig, device: str) -> None:
-    """Raises ValueError for what only a GPU can do, where there is none."""
-    for name in ("use_cuda_graph", "use_async_batching"):
-        if device != "cuda" and getattr(config, name) in (True, (True, True)):
-            raise bad_argument(name, getattr(config, name), f"False or None on {device!r}", "Load the model on a GPU.")
+def check_possible(config: ContinuousBatchingConfig, usual: Engine) -> None:
+    """Raises ValueError for what only a GPU that holds all weights can do, where there is none."""
+    remedy = "It needs a GPU that holds all weights."
+    if config.use_graphs and not usual.use_graphs:
+        raise bad_argument("use_cuda_graph", config.use_cuda_graph, "False or None for this model", remedy)
+    if config.use_async_batching and not usual.lag:
+        raise bad_argument("use_async_batching", True, "False or None for this model", remedy)
 
 
 def capacity_for(model: "PreTrainedModel", config: ContinuousBatchingConfig) -> Capacity:
