@@ -1,6 +1,6 @@
 """A device that remembers whose key is in which place of which page, and a host that runs ahead of it.
 
-Every query checks each key that it reads: a page that was shared wrongly, reused early, or left in a table fails at once.
+Every query checks each key that it reads: a page that was shared wrongly, reused early or lost fails at once.
 """
 
 from collections import deque
@@ -86,14 +86,15 @@ class Device:
             assert target not in self.rows or not self.rows[target].busy, "a busy row is overwritten"
             self.rows[target] = self.rows.pop(source)
         busy = {i: row for i, row in self.rows.items() if row.busy}
-        assert {(i, row.request) for i, row in busy.items()} <= {(r.row, r) for r in plan.decodes}, "a row was not idled"
+        planned = {(request.row, request) for request in plan.decodes}
+        assert {(i, row.request) for i, row in busy.items()} <= planned, "a row was not idled"
         decodes = [self._decode(row) for row in busy.values()]
         chunks = [self._chunk(self.rows[c.row], c.start, c.count) for c in plan.chunks]
         queries = [*decodes, *(query for chunk in chunks for query in chunk)]
         self._write(queries)
         for query in queries:
             self._check(query)
-        sampled: dict[Request, int | None] = {r: None for r in plan.decodes}
+        sampled: dict[Request, int | None] = dict.fromkeys(plan.decodes)
         sampled |= {query.row.request: self._sample(query) for query in decodes}
         for chunk, queries in zip(plan.chunks, chunks):
             assert chunk.final == (chunk.start + chunk.count == len(self.rows[chunk.row].tokens) == chunk.reached)
@@ -104,6 +105,7 @@ class Device:
     def _learn(self, plan: StepPlan) -> None:
         for i in plan.idle:
             self.rows[i].busy = False
+        assert not {*plan.idle} & {r.row for r in plan.admitted}
         for request in plan.admitted:
             context, hit = request.context, next(c.start for c in plan.chunks if c.request is request)
             row = self.rows[request.row] = Row(
@@ -222,6 +224,7 @@ class Host:
         assert 0 < tokens <= self.planner.max_batch_tokens
         assert [r.row for r in plan.decodes] == sorted({r.row for r in plan.decodes})
         assert settled or not plan.preempted, "preempted while tokens are in flight"
+        assert not (plan.preempted and plan.admitted), "pages go to a new request, not to the one that lacked them"
         assert not any(r in self.done for r in (*plan.decodes, *plan.admitted, *(c.request for c in plan.chunks)))
         if first is not None:
             planned = {*plan.decodes, *(chunk.request for chunk in plan.chunks)}
@@ -262,11 +265,18 @@ class Host:
         stats = self.planner.stats()
         assert (stats.num_running, stats.num_waiting) == (0, 0)
         assert stats.num_free + stats.num_cached == stats.num_blocks, "a page leaked"
+        self._check_cache()
         for request in self.added:
             tokens = alone(request, self.device.windows, self.stops.get(request))
             if request in self.cancelled:
                 tokens = tokens[: len(request.generated)]
             assert request.generated == tokens, "a request got other tokens than it gets alone"
+
+    def _check_cache(self) -> None:
+        """Once every page has been overwritten, nothing is left of the tree."""
+        blocks = self.planner.blocks
+        blocks.pool.give_back([blocks.pool.take() for _ in range(blocks.pool.num_blocks)])
+        assert blocks.cache is None or not blocks.cache._top.children, "a node leaked"
 
     def check(self) -> None:
         """Every page is free, cached, or held for one block of one group."""
