@@ -118,6 +118,14 @@ def upload(values: Sequence | torch.Tensor, dtype: torch.dtype, device: torch.de
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
+def download(values: torch.Tensor) -> torch.Tensor:
+    """A copy in page-locked host memory, complete once the current stream's work so far is."""
+    if values.device.type == "cpu":
+        return values
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)
+
+
 @contextmanager
 def no_hidden_sync() -> Iterator[None]:
     """While entered, an operation that makes the host wait for a GPU raises; for tests of the steady state.

@@ -20,6 +20,7 @@ from cuformers.engine.request import Finish, Request
 from cuformers.engine.runner import Mode, Output, Runner
 from cuformers.engine.state import write_rows, write_tables
 from cuformers.engine.step_size import ROW_SIZES
+from cuformers.kernels.logprobs import Logprobs
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.cache import CacheLayout, PagedCache, layout
 from cuformers.nn.decoder import CausalLM
@@ -28,12 +29,17 @@ LAG = 2
 """Steps that the host may be ahead of the tokens it has seen."""
 
 
+TOP_LOGPROBS = (0, 8, 32)
+"""Numbers of likeliest tokens that steps report; a request gets as many of them as it asked for."""
+
+
 class _Flight(NamedTuple):
     """A step on its way: its tokens, and whose they are."""
 
     tokens: Tensor
     done: streams.Event
     owners: list[tuple[int, Request]]
+    logprobs: Logprobs | None
 
 
 class Engine:
@@ -157,14 +163,13 @@ class Engine:
 
     def _run(self, runner: Runner, plan: StepPlan, count: int) -> Output:
         requests = [chunk.request for chunk in plan.chunks if chunk.final] + list(plan.decodes)
-        greedy = all(r.sampling.temperature == 0 for r in requests)
+        mode = _mode(requests)
         if all(r.group is None or r.group.plain for r in requests):
-            return runner.step(plan.chunks, count, Mode(sample=True, greedy=greedy))
+            return runner.step(plan.chunks, count, mode)
         output = runner.step(plan.chunks, count, Mode(sample=False))
         owners = [(i, chunk.request) for i, chunk in enumerate(plan.chunks) if chunk.final]
         owners += [(output.first_row + request.row, request) for request in plan.decodes]
-        scores = self._process(runner, output.logits, owners)
-        return runner.finish(output._replace(logits=scores), Mode(sample=True, greedy=greedy))
+        return runner.finish(output, mode, self._process(runner, output.logits, owners))
 
     def _process(self, runner: Runner, logits: Tensor, owners: list[tuple[int, Request]]) -> Tensor:
         """Scores for the sampler: rows of each group through its processors, the others as they are."""
@@ -194,8 +199,9 @@ class Engine:
         if buffer is None or buffer.shape[0] < count:
             buffer = streams.pinned_empty((max(count, 512),), torch.int64)
         buffer[:count].copy_(output.tokens, non_blocking=True)
+        logprobs = None if output.logprobs is None else Logprobs(*(streams.download(x) for x in output.logprobs))
         done.record()
-        return _Flight(buffer, done, owners)
+        return _Flight(buffer, done, owners, logprobs)
 
     def _collect(self, planner: Planner) -> None:
         """Waits for the tokens of the oldest step on its way, and hands them to their requests."""
@@ -205,6 +211,8 @@ class Engine:
         self._buffers.append((flight.tokens, flight.done))
         for index, request in flight.owners:
             if request.finish is None:
+                if request.logprobs is not None and flight.logprobs is not None:
+                    _report(request, flight.logprobs, index, request.logprobs)
                 self._take(planner, request, tokens[index])
 
     def _take(self, planner: Planner, request: Request, token: int) -> None:
@@ -272,3 +280,18 @@ class Engine:
 
     def _current_weights(self) -> tuple[object, ...]:
         return (id(self.model.ops), *(p.data_ptr() for p in self.model.parameters()))
+
+
+def _mode(requests: Sequence[Request]) -> Mode:
+    """How a step samples for these requests."""
+    greedy = all(r.sampling.temperature == 0 for r in requests)
+    wanted = max((r.logprobs for r in requests if r.logprobs is not None), default=None)
+    top = None if wanted is None else next(size for size in TOP_LOGPROBS if size >= wanted)
+    return Mode(sample=True, greedy=greedy, logprobs=top)
+
+
+def _report(request: Request, logprobs: Logprobs, index: int, top: int) -> None:
+    """Writes what a step said about one sampled token."""
+    request.token_logprobs.append(float(logprobs.chosen[index]))
+    best = zip(logprobs.ids[index, :top].tolist(), logprobs.values[index, :top].tolist())
+    request.top_logprobs.append(list(best))

@@ -292,8 +292,9 @@ class Planner:
     def _admit(self, draft: Draft) -> None:
         """Gives rows and first chunks to those that wait, in order, while rows, pages and tokens last."""
         left = self.max_batch_tokens - len(draft.decodes) - sum(chunk.count for chunk in draft.chunks)
+        promised = self._promised(self._running) if self._waiting else 0
         while left > 0 and self._free_rows and (job := self._waiting.head) is not None:
-            room = self.blocks.pool.num_available - self._watermark - self._promised() if self._running else None
+            room = self.blocks.pool.num_available - self._watermark - promised if self._running else None
             if room is not None and self._refused is not None and self._refused[0] is job and room <= self._refused[1]:
                 return
             hit = self.blocks.find(job.request)
@@ -313,12 +314,13 @@ class Planner:
             del draft.tables[entries:]  # the row is written as a whole
             draft.admitted.append(job.request)
             left -= count
+            promised += self._promised([job])
 
-    def _promised(self) -> int:
-        """Pages that the prompts which are being computed will still need, where layers see everything."""
+    def _promised(self, jobs: Sequence[Job]) -> int:
+        """Pages that those of them whose prompts are being computed will still need, where layers see everything."""
         missing = sum(
             self.blocks.blocks(job.request.target + self.lookahead) - job.tables.num_blocks
-            for job in self._running if job.in_prompt
+            for job in jobs if job.in_prompt
         )  # fmt: skip
         return missing * self.blocks.windows.count(None)
 

@@ -55,6 +55,8 @@ class Request:
     """Prompts share cached keys only with prompts of the same salt."""
     adapter: str = ""
     """Name of the adapter that computes the keys."""
+    logprobs: int | None = None
+    """Report the log-probability of each generated token, and so many of the likeliest ones; None: nothing."""
     cache_prompt: bool = True
     """Whether cached keys may stand for a part of the prompt; not where the logits of all of it are wanted."""
     on_token: Callable[["Request", int], bool] | None = None
@@ -63,6 +65,10 @@ class Request:
     """Called once, after the last token."""
     generated: list[int] = field(default_factory=list)
     """Tokens so far."""
+    token_logprobs: list[float] = field(default_factory=list)
+    """Log-probability of each of them: natural, of the model's logits before any processing."""
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    """For each of them the likeliest tokens, best first, with their log-probabilities."""
     finish: Finish | None = None
     """Why it ended; None while it runs."""
     error: str | None = None

@@ -12,6 +12,7 @@ from cuformers.engine.capacity import Capacity
 from cuformers.engine.state import idle_rows
 from cuformers.engine.step_size import StepSize, Stretch, pack
 from cuformers.kernels.attention_plan import AttentionPlan
+from cuformers.kernels.logprobs import Logprobs
 from cuformers.kernels.prepare import ChunkPlan
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.cache import CacheLayout, PagedCache
@@ -28,7 +29,7 @@ class Mode:
     greedy: bool = False
     """Every row takes the largest logit."""
     logprobs: int | None = None
-    """Report the log-probability of the sampled token, and so many of the best tokens; None: nothing."""
+    """Report the log-probability of the sampled token, and so many of the likeliest tokens; None: nothing."""
 
 
 class Output(NamedTuple):
@@ -42,8 +43,8 @@ class Output(NamedTuple):
     """[R, V]."""
     tokens: Tensor | None = None
     """[R], int64: the sampled tokens; None where the step ended with the logits."""
-    logprobs: tuple[Tensor, ...] = ()
-    """See op `logprobs`."""
+    logprobs: Logprobs | None = None
+    """Of the sampled tokens by the model's logits, where the mode asks for them."""
 
 
 class Runner:
@@ -163,17 +164,31 @@ class Runner:
         known = {"query_lengths": lengths, "longest": max(lengths)} if lengths else {"longest": size.tokens}
         return {"backend": self.backend, "cu_seqlens": bounds, **known}
 
-    def finish(self, output: Output, mode: Mode) -> Output:
-        """Draws the next token of each row from the logits and takes it into the table."""
-        ops, state, rows, logits = self.model.ops, self.table.decode, output.rows, output.logits
-        if mode.greedy:
-            sampled = ops.argmax(logits)
-        else:
-            if rows is None:
-                ways, positions = self.table.sampling.rows(0, logits.shape[0]), state.positions[: logits.shape[0]]
-            else:
-                index = rows.clamp(min=0).long()
-                ways, positions = self.table.sampling.picked(index), state.positions[index]
-            sampled = ops.sample(logits, *ways, positions.long())
+    def finish(self, output: Output, mode: Mode, scores: Tensor | None = None) -> Output:
+        """Draws the next token of each row and takes it into the table.
+
+        Args:
+            output: of a step that ended with the logits.
+            mode: how to draw, and what to report.
+            scores: [R, V], to draw from; None means the logits.
+        """
+        ops, rows, logits = self.model.ops, output.rows, output.logits
+        sampled = self._drawn(logits if scores is None else scores, rows, mode)
+        logprobs = None
+        if mode.logprobs is not None:
+            chosen = sampled if rows is None else sampled.masked_fill(rows < 0, -1)
+            logprobs = ops.logprobs(logits, chosen, mode.logprobs)
+        state = self.table.decode
         ops.advance(sampled, state if rows is not None else state.rows(0, logits.shape[0]), rows)
-        return output._replace(tokens=sampled)
+        return output._replace(tokens=sampled, logprobs=logprobs)
+
+    def _drawn(self, scores: Tensor, rows: Tensor | None, mode: Mode) -> Tensor:
+        """[R] int64."""
+        ops, state, sampling = self.model.ops, self.table.decode, self.table.sampling
+        if mode.greedy:
+            return ops.argmax(scores)
+        if rows is None:
+            count = scores.shape[0]
+            return ops.sample(scores, *sampling.rows(0, count), state.positions[:count].long())
+        index = rows.clamp(min=0).long()
+        return ops.sample(scores, *sampling.picked(index), state.positions[index].long())
