@@ -126,7 +126,6 @@ class Planner:
     def new_epoch(self) -> None:
         """The weights have changed: no key that was computed before is shared any more."""
         self.blocks.forget(self._running)
-        self._refused = None
 
     @property
     def num_running(self) -> int:

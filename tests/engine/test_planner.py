@@ -293,7 +293,7 @@ def test_the_order_is_priority_then_arrival_and_again_goes_first() -> None:
 
 
 def test_a_new_request_leaves_room_for_those_that_run() -> None:
-    tight = planner(num_blocks=20, watermark=0.2, prefix_cache=False, max_batch_tokens=16)
+    tight = planner(num_blocks=20, watermark=0.2, prefix_cache=False, max_batch_tokens=18)
     running, waiting = ask(24), ask(40)
     tight.add(running)
     tight.add(waiting)
@@ -358,6 +358,9 @@ def test_new_weights_leave_nothing_behind() -> None:
     step(changed)
     take(changed, running)
     changed.new_epoch()
+    for _ in range(5):
+        step(changed)
+        take(changed, running)
     changed.finish(running)
     assert changed.stats().num_cached == 0
     changed.add(ask(8))
