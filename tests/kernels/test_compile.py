@@ -53,7 +53,7 @@ class Build:
 FMA = {"BLOCK_N": 4, "BLOCK_K": 1024, "CHUNKS": 1, "COPIES": 1, "K": 1024, "BIAS": False}
 DOT = {"BLOCK_N": 8, "BLOCK_K": 128, "SLICES": 4, "K": 1024, "UPCAST": False}
 ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False}
-CHUNK = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 128, "BLOCK_S": 64, "STAGES": 2, "UPCAST": False}
+CHUNK = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 128, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False}
 PLAN_SIZES = {"BLOCK": 64, "BLOCK_N": 256, "BLOCK_I": 64}
 PRODUCT = {"BLOCK_K": 64, "GROUP": 8, "TMA": True, "UPCAST": False, "BIAS": True, "RESIDUAL": False} | {
     "SPLITS": 1,
@@ -109,6 +109,13 @@ BUILDS = [
     Build(
         "chunk_attention.kernel.chunk_kernel",
         CHUNK | {"G": 3, "PAGE": 16, "WINDOW": True, "SOFTCAP": True, "SINKS": True},
+        8,
+    ),
+    Build(
+        "chunk_attention.kernel.chunk_kernel",
+        CHUNK
+        | {"D": 256, "BLOCK_D": 256, "BLOCK_M": 64, "BLOCK_S": 32, "G": 2, "PAGE": 64}
+        | {"WINDOW": True, "SOFTCAP": False, "SINKS": False},
         8,
     ),
     Build("sample.threshold_kernel.split_kernel", SPLIT | {"BLOCK": 4096, "STRIPE": 32}, 8),

@@ -7,11 +7,14 @@ import triton
 from torch import Tensor
 
 from cuformers.base.errors import bad_argument
+from cuformers.kernels.chunk_attention import hopper
+from cuformers.kernels.chunk_attention.hopper import HopperConfig
 from cuformers.kernels.chunk_attention.kernel import chunk_kernel
 from cuformers.kernels.launch import interpreted, pdl
 
 LOG2E = 1.4426950408889634
-MAX_ROWS = 128
+USE_HOPPER = False
+"""Until the kernel of capability 9.0 has run on such a GPU."""
 
 
 class ChunkConfig(NamedTuple):
@@ -34,11 +37,13 @@ def config(rows: int, group: int, head_dim: int, dtype: torch.dtype) -> ChunkCon
         >>> config(8192, 2, 128, torch.bfloat16).block_m, config(8, 2, 128, torch.bfloat16).block_m
         (128, 16)
     """
-    most = MAX_ROWS if dtype.itemsize == 2 and head_dim <= 128 else MAX_ROWS // 2
-    block_m = min(max(16, triton.next_power_of_2(rows)), most)
+    half, padded = dtype.itemsize == 2, triton.next_power_of_2(head_dim)
+    most = 16384 // padded if half else 4096 // padded
+    block_m = min(max(16, triton.next_power_of_2(rows)), most, 128 if half else 32)
     block_m = max(block_m, triton.next_power_of_2(group))
-    block_s = 64 if dtype.itemsize == 2 and head_dim <= 128 else 32
-    return ChunkConfig(block_m, block_s, 8 if block_m >= 128 else 4, 2)
+    num_warps = 8 if block_m * padded > (8192 if half else 2048) or block_m >= 128 else 4
+    # With three stages the pages of a tile are read one tile ahead too, at no cost in shared memory.
+    return ChunkConfig(block_m, 64 if half and padded <= 128 else 32, num_warps, 3)
 
 
 def chunk_attention(
@@ -54,27 +59,52 @@ def chunk_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    cut: ChunkConfig | None = None,
+    cut: ChunkConfig | HopperConfig | None = None,
 ) -> Tensor:
     """See the package. `cut` overrides the rule, for tuning."""
     q = _checked(q.detach(), k_cache, v_cache)
-    T, num_heads = q.shape[:2]
-    HKV, PAGE, D = k_cache.shape[1:]
-    N, G = rows.shape[0], num_heads // HKV
-    out = torch.empty((T, num_heads, D), dtype=q.dtype, device=q.device)
-    if T == 0:
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if len(q) == 0:
         return out
-    cut = cut or config(triton.cdiv(T, max(N, 1)) * G, G, D, q.dtype)
+    cut = cut or _rule(q, k_cache, v_cache, rows.shape[0])
+    tables = (block_tables, bounds, rows, lengths)
+    numbers = (float(scale if softcap is not None else scale * LOG2E), float(softcap or 0.0), window or 0)
+    flags = {"WINDOW": window is not None, "SOFTCAP": softcap is not None, "SINKS": sinks is not None}
+    start = _launch if isinstance(cut, ChunkConfig) else hopper.launch
+    start(q, k_cache, v_cache, tables, q if sinks is None else sinks.detach(), out, numbers, flags, cut)
+    return out
+
+
+def _rule(q: Tensor, k_cache: Tensor, v_cache: Tensor, N: int) -> ChunkConfig | HopperConfig:
+    group = q.shape[1] // k_cache.shape[1]
+    rows = triton.cdiv(q.shape[0], max(N, 1)) * group
+    if USE_HOPPER and rows >= hopper.TILE_ROWS // 2 and hopper.takes(q, k_cache, v_cache):
+        return hopper.config(q.shape[2])
+    return config(rows, group, q.shape[2], q.dtype)
+
+
+def _launch(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    tables: tuple[Tensor, Tensor, Tensor, Tensor],
+    sinks: Tensor,
+    out: Tensor,
+    numbers: tuple[float, float, int],
+    flags: dict[str, bool],
+    cut: ChunkConfig,
+) -> None:
+    """Fills `out`. `tables`: block tables, bounds, rows, lengths; `numbers`: scale, softcap, window."""
+    T, num_heads, D = q.shape
+    HKV, PAGE = k_cache.shape[1:3]
+    N, G = tables[2].shape[0], num_heads // HKV
     tiles = T // (cut.block_m // G) + N + 1
     chunk_kernel[(tiles * HKV,)](
-        q, k_cache, v_cache, block_tables, bounds, rows, lengths, q if sinks is None else sinks.detach(), out,
-        T, N, q.stride(0), block_tables.stride(0), k_cache.stride(0), v_cache.stride(0),
-        float(scale * LOG2E) if softcap is None else float(scale), float(softcap or 0.0), window or 0,
+        q, k_cache, v_cache, *tables, sinks, out,
+        T, N, q.stride(0), tables[0].stride(0), k_cache.stride(0), v_cache.stride(0), *numbers,
         HKV=HKV, G=G, D=D, BLOCK_D=triton.next_power_of_2(D), PAGE=PAGE, BLOCK_M=cut.block_m, BLOCK_S=cut.block_s,
-        STAGES=cut.stages, WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
-        UPCAST=interpreted(), num_warps=cut.num_warps, **pdl(q.device),
+        STAGES=cut.stages, UPCAST=interpreted(), num_warps=cut.num_warps, **flags, **pdl(q.device),
     )  # fmt: skip
-    return out
 
 
 def _checked(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
