@@ -14,6 +14,15 @@ from torch import Tensor
 
 from cuformers.cuda import memory, streams
 from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed
+from cuformers.engine.logprobs import (
+    PromptTargets,
+    Stretch,
+    check_wanted,
+    prompt_targets,
+    report,
+    report_prompts,
+    top_size,
+)
 from cuformers.engine.plan import StepPlan
 from cuformers.engine.planner import Planner
 from cuformers.engine.request import Finish, Request
@@ -29,10 +38,6 @@ LAG = 2
 """Steps that the host may be ahead of the tokens it has seen."""
 
 
-TOP_LOGPROBS = (0, 8, 32)
-"""Numbers of likeliest tokens that steps report; a request gets as many of them as it asked for."""
-
-
 class _Flight(NamedTuple):
     """A step on its way: its tokens, and whose they are."""
 
@@ -40,6 +45,9 @@ class _Flight(NamedTuple):
     done: streams.Event
     owners: list[tuple[int, Request]]
     logprobs: Logprobs | None
+    stretches: tuple[Stretch, ...]
+    """Of prompts that the step tells of."""
+    prompt_logprobs: Logprobs | None
 
 
 class Engine:
@@ -73,15 +81,22 @@ class Engine:
         self._flights: deque[_Flight] = deque()
         self._buffers: list[tuple[Tensor, streams.Event]] = []
 
-    def run(self, requests: Sequence[Request]) -> None:
+    def run(self, requests: Sequence[Request], *, keep_cache: bool = False) -> None:
         """Runs requests to their ends.
+
+        Args:
+            requests: the work.
+            keep_cache: go on where the run before ended: its keys are found, as the weights are still the same, and
+                its buffers hold this work too.
 
         Raises:
             ValueError: a request could never run; nothing was run then.
         """
-        self.reserve(requests)
-        assert self.planner is not None
-        self.planner.new_epoch()  # the weights may have been trained since
+        if not keep_cache:
+            self.reserve(requests)
+        assert self.planner is not None, "keep_cache needs a run before"
+        if not keep_cache:
+            self.planner.new_epoch()  # the weights may have been trained since
         try:
             for request in requests:
                 self.add(request)
@@ -98,6 +113,7 @@ class Engine:
             ValueError: it could never run.
         """
         assert self.planner is not None, "reserve comes before add"
+        check_wanted(request)
         switch = self.model.model.rotary.switch_length
         request.breakpoint = switch if switch and len(request.prompt) < switch < request.max_length else None
         self.planner.add(request)
@@ -141,10 +157,11 @@ class Engine:
             write_rows(table, plan.admitted)
         write_tables(table.decode.block_tables, plan.tables)
         count = self._compacted(runner, plan)
-        output = self._run(runner, plan, count)
+        targets = prompt_targets(plan.chunks, self.device)
+        output = self._run(runner, plan, count, targets)
         owners = [(i, chunk.request) for i, chunk in enumerate(plan.chunks) if chunk.final]
         owners += [(output.first_row + request.row, request) for request in plan.decodes]
-        return self._send(output, owners)
+        return self._send(output, owners, targets.stretches if targets is not None else ())
 
     def _compacted(self, runner: Runner, plan: StepPlan) -> int:
         """Rows that the step must compute. Where that is many more than decode, the last ones move to free rows."""
@@ -161,12 +178,12 @@ class Engine:
         runner.table.move(source, target)
         return max(request.row for request in plan.decodes) + 1
 
-    def _run(self, runner: Runner, plan: StepPlan, count: int) -> Output:
+    def _run(self, runner: Runner, plan: StepPlan, count: int, targets: PromptTargets | None) -> Output:
         requests = [chunk.request for chunk in plan.chunks if chunk.final] + list(plan.decodes)
         mode = _mode(requests)
         if all(r.group is None or r.group.plain for r in requests):
-            return runner.step(plan.chunks, count, mode)
-        output = runner.step(plan.chunks, count, Mode(sample=False))
+            return runner.step(plan.chunks, count, mode, targets)
+        output = runner.step(plan.chunks, count, Mode(sample=False), targets)
         owners = [(i, chunk.request) for i, chunk in enumerate(plan.chunks) if chunk.final]
         owners += [(output.first_row + request.row, request) for request in plan.decodes]
         return runner.finish(output, mode, self._process(runner, output.logits, owners))
@@ -191,17 +208,19 @@ class Engine:
             scores = scores.index_copy(0, place, new)
         return scores
 
-    def _send(self, output: Output, owners: list[tuple[int, Request]]) -> _Flight:
-        """Starts the copy of a step's tokens to the host."""
+    def _send(
+        self, output: Output, owners: list[tuple[int, Request]], stretches: tuple[Stretch, ...]
+    ) -> _Flight:
+        """Starts the copy of what a step says to the host."""
         assert output.tokens is not None
         count = output.tokens.shape[0]
         buffer, done = self._buffers.pop() if self._buffers else (None, streams.event(self.device))
         if buffer is None or buffer.shape[0] < count:
             buffer = streams.pinned_empty((max(count, 512),), torch.int64)
         buffer[:count].copy_(output.tokens, non_blocking=True)
-        logprobs = None if output.logprobs is None else Logprobs(*(streams.download(x) for x in output.logprobs))
+        logprobs, prompt_logprobs = _downloaded(output.logprobs), _downloaded(output.prompt_logprobs)
         done.record()
-        return _Flight(buffer, done, owners, logprobs)
+        return _Flight(buffer, done, owners, logprobs, stretches, prompt_logprobs)
 
     def _collect(self, planner: Planner) -> None:
         """Waits for the tokens of the oldest step on its way, and hands them to their requests."""
@@ -209,10 +228,12 @@ class Engine:
         flight.done.synchronize()
         tokens = flight.tokens.tolist()
         self._buffers.append((flight.tokens, flight.done))
+        if flight.prompt_logprobs is not None:
+            report_prompts(flight.stretches, flight.prompt_logprobs)
         for index, request in flight.owners:
             if request.finish is None:
                 if request.logprobs is not None and flight.logprobs is not None:
-                    _report(request, flight.logprobs, index, request.logprobs)
+                    report(request, flight.logprobs, index, request.logprobs)
                 self._take(planner, request, tokens[index])
 
     def _take(self, planner: Planner, request: Request, token: int) -> None:
@@ -258,7 +279,7 @@ class Engine:
         groups = self._layout()
         self.runner, self.planner, self._buffers = None, None, []
         self.runner = Runner(
-            self.model, self.backend, capacity, groups, use_graphs=self._captures, page_size=PAGE_SIZE
+            self.model, self.backend, capacity, groups, use_graphs=self.captures, page_size=PAGE_SIZE
         )
         self.planner = Planner(
             num_rows=capacity.rows,
@@ -270,7 +291,8 @@ class Engine:
         )
 
     @property
-    def _captures(self) -> bool:
+    def captures(self) -> bool:
+        """Whether steps are captured: by default on a GPU, with kernels that can be."""
         wanted = self.device.type == "cuda" if self.use_graphs is None else self.use_graphs
         return wanted and self.model.ops.can_capture
 
@@ -286,12 +308,9 @@ def _mode(requests: Sequence[Request]) -> Mode:
     """How a step samples for these requests."""
     greedy = all(r.sampling.temperature == 0 for r in requests)
     wanted = max((r.logprobs for r in requests if r.logprobs is not None), default=None)
-    top = None if wanted is None else next(size for size in TOP_LOGPROBS if size >= wanted)
-    return Mode(sample=True, greedy=greedy, logprobs=top)
+    return Mode(sample=True, greedy=greedy, logprobs=None if wanted is None else top_size(wanted))
 
 
-def _report(request: Request, logprobs: Logprobs, index: int, top: int) -> None:
-    """Writes what a step said about one sampled token."""
-    request.token_logprobs.append(float(logprobs.chosen[index]))
-    best = zip(logprobs.ids[index, :top].tolist(), logprobs.values[index, :top].tolist())
-    request.top_logprobs.append(list(best))
+def _downloaded(logprobs: Logprobs | None) -> Logprobs | None:
+    """On its way to the host."""
+    return None if logprobs is None else Logprobs(*(streams.download(x) for x in logprobs))

@@ -57,8 +57,10 @@ class Request:
     """Name of the adapter that computes the keys."""
     logprobs: int | None = None
     """Report the log-probability of each generated token, and so many of the likeliest ones; None: nothing."""
+    prompt_logprobs: int | None = None
+    """Report the log-probability of each prompt token, and so many of the likeliest ones; None: nothing."""
     cache_prompt: bool = True
-    """Whether cached keys may stand for a part of the prompt; not where the logits of all of it are wanted."""
+    """Whether cached keys may stand for a part of the prompt; never where `prompt_logprobs` wants all of its logits."""
     on_token: Callable[["Request", int], bool] | None = None
     """Called for each token on the host, one or two steps late; True stops the request after this token."""
     on_end: Callable[["Request"], None] | None = None
@@ -69,6 +71,10 @@ class Request:
     """Log-probability of each of them: natural, of the model's logits before any processing."""
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     """For each of them the likeliest tokens, best first, with their log-probabilities."""
+    prompt_token_logprobs: list[float | None] = field(default_factory=list)
+    """Of each prompt token, given those before it; None for the first. Empty where `prompt_logprobs` is None."""
+    prompt_top_logprobs: list[list[tuple[int, float]] | None] = field(default_factory=list)
+    """As `top_logprobs`, for each prompt token; None for the first."""
     finish: Finish | None = None
     """Why it ended; None while it runs."""
     error: str | None = None
@@ -83,6 +89,11 @@ class Request:
     """Tokens whose keys are in the cache, or will be once every launched step is done."""
     tables: list[list[int | None]] = field(default_factory=list)
     """For each group of layers the page of each block of tokens; None where there is none any more."""
+
+    def __post_init__(self) -> None:
+        if self.prompt_logprobs is not None:
+            self.cache_prompt = False
+            self.prompt_token_logprobs, self.prompt_top_logprobs = [None], [None]
 
     @property
     def max_length(self) -> int:

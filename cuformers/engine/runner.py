@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cuformers.cuda import graphs, streams
 from cuformers.engine.capacity import Capacity
+from cuformers.engine.logprobs import PromptTargets, score_prompts
 from cuformers.engine.state import idle_rows
 from cuformers.engine.step_size import StepSize, Stretch, pack
 from cuformers.kernels.attention_plan import AttentionPlan
@@ -45,6 +46,8 @@ class Output(NamedTuple):
     """[R], int64: the sampled tokens; None where the step ended with the logits."""
     logprobs: Logprobs | None = None
     """Of the sampled tokens by the model's logits, where the mode asks for them."""
+    prompt_logprobs: Logprobs | None = None
+    """[P] of them, of the step's prompt targets."""
 
 
 class Runner:
@@ -82,18 +85,21 @@ class Runner:
         self._pool = graphs.new_pool() if use_graphs else None
         self.captures = 0
 
-    def step(self, chunks: Sequence[Stretch], rows: int, mode: Mode) -> Output:
-        """One step of the chunks, and of the first `rows` rows of the table.
+    def step(
+        self, chunks: Sequence[Stretch], rows: int, mode: Mode, targets: PromptTargets | None = None
+    ) -> Output:
+        """One step of the chunks, and of the first `rows` rows of the table; with prompt targets, without a graph.
 
         The first step of a size and mode runs without a graph, which compiles what needs compiling; the second is
         captured. Rows beyond those asked for are idle.
         """
         exact = StepSize.exact(chunks, rows)
         fresh = self.backend is not None and bool(chunks) and all(c.start == 0 for c in chunks)
-        size = exact.rounded(self.capacity.rows) if self._pool and (self._capture_backend or not fresh) else None
+        captures = self._pool and (self._capture_backend or not fresh) and targets is None
+        size = exact.rounded(self.capacity.rows) if captures else None
         if size is None:
             plan = streams.upload(pack(chunks, exact), torch.int32, self.device) if chunks else None
-            return self._step(exact, plan, mode, tuple(c.count for c in chunks) if fresh else None)
+            return self._step(exact, plan, mode, tuple(c.count for c in chunks) if fresh else None, targets)
         if chunks:
             self._upload(pack(chunks, size), size)
         return self._replayed(size, mode, fresh)
@@ -122,7 +128,14 @@ class Runner:
         captured.replay()
         return captured.result
 
-    def _step(self, size: StepSize, packed: Tensor | None, mode: Mode, fresh: tuple[int, ...] | None) -> Output:
+    def _step(
+        self,
+        size: StepSize,
+        packed: Tensor | None,
+        mode: Mode,
+        fresh: tuple[int, ...] | None,
+        targets: PromptTargets | None = None,
+    ) -> Output:
         """`fresh` are the lengths of chunks that a backend is to compute, empty where only the device may know them."""
         state = self.table.decode
         if packed is None:
@@ -149,7 +162,9 @@ class Runner:
                 **({} if fresh is None else self._alone(plan, size, fresh)),
             )
             hidden = self.model.model(read.tokens, step)
-            output = Output(size.chunks, read.rows, self.model.logits(hidden[read.last.long()]))
+            scored = None if targets is None else score_prompts(self.model, hidden, targets)
+            logits = self.model.logits(hidden[read.last.long()])
+            output = Output(size.chunks, read.rows, logits, prompt_logprobs=scored)
         return self.finish(output, mode) if mode.sample else output
 
     def _cuts(self, lengths: Tensor) -> dict[int | None, AttentionPlan]:
