@@ -17,7 +17,7 @@ PER_SM = 3
 """Attention programs that a multiprocessor holds at once."""
 WAVES = 4
 """Rounds of programs at the most, beyond one program for each row."""
-LONG = 8
+LONG = 16
 """Blocks of a stretch from which on several waves are better than one."""
 LEAST_OF_MANY = 4
 """Blocks of a stretch at the least where whole rows fill the card: merging costs more than a few keys."""
@@ -66,7 +66,7 @@ def balanced(N: int, num_kv_heads: int, num_sms: int) -> Rule:
 
     Example:
         >>> balanced(1, 8, 132)
-        Rule(wave=49, most=198, long=8, least=1, num_items=199, num_split_rows=1)
+        Rule(wave=49, most=198, long=16, least=1, num_items=199, num_split_rows=1)
     """
     wave = max(1, PER_SM * num_sms // num_kv_heads)
     most = max(1, WAVES * PER_SM * num_sms // num_kv_heads)

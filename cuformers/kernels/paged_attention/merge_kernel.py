@@ -49,34 +49,44 @@ def _merge(part_ptr, stats_ptr, part, there, acc, m, l, HQ: tl.constexpr, D: tl.
 
 
 @triton.jit
+def _split_row(splits_ptr, at, R):
+    """(row, first item, items) number `at` of the plan's split rows; -1 for the row where there is none."""
+    at_ptr = splits_ptr + at * 4
+    row = tl.load(at_ptr, mask=at < R, other=-1, cache_modifier=".cg").to(tl.int64)
+    first = tl.load(at_ptr + 1, mask=at < R, other=0, cache_modifier=".cg").to(tl.int64)
+    return row, first, tl.load(at_ptr + 2, mask=at < R, other=0, cache_modifier=".cg")
+
+
+@triton.jit(do_not_specialize=["R"])
 def merge_kernel(
-    part_ptr, stats_ptr, sinks_ptr, out_ptr, splits_ptr,
+    part_ptr, stats_ptr, sinks_ptr, out_ptr, splits_ptr, R,
     HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid [split rows, HQ]: a program merges one query head's parts."""
+    """Grid [any, HQ]: a program merges one query head's parts, of every so many-th of the plan's R split rows.
+
+    The rows that are there come first, so a program is done where it meets none.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    at = splits_ptr + tl.program_id(0) * 4
-    head = tl.program_id(1)
-    row = tl.load(at, cache_modifier=".cg").to(tl.int64)
-    first = tl.load(at + 1, cache_modifier=".cg").to(tl.int64)
-    count = tl.load(at + 2, cache_modifier=".cg")
+    at, head = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    row, first, count = _split_row(splits_ptr, at, R)
     # Programs without work wait too: were all of them gone at once, this kernel would be over before its predecessor.
     if PDL:
         tl.extra.cuda.gdc_wait()
-    if row < 0:
-        return
-    acc = tl.zeros((BLOCK_D,), dtype=tl.float32)
-    if SINKS:
-        m = tl.load(sinks_ptr + head).to(tl.float32) * LOG2E
-        l = m * 0.0 + 1.0
-    else:
-        m = -float("inf")
-        l = 0.0
-    for start in range(0, count, BLOCK_P):
-        i = start + tl.arange(0, BLOCK_P)
-        acc, m, l = _merge(part_ptr, stats_ptr, (first + i) * HQ + head, i < count, acc, m, l, HQ, D)
-    d = tl.arange(0, BLOCK_D)
-    out = acc / tl.where(l == 0.0, 1.0, l)
-    tl.store(out_ptr + (row * HQ + head) * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
+    while row >= 0:
+        acc = tl.zeros((BLOCK_D,), dtype=tl.float32)
+        if SINKS:
+            m = tl.load(sinks_ptr + head).to(tl.float32) * LOG2E
+            l = m * 0.0 + 1.0
+        else:
+            m = -float("inf")
+            l = 0.0
+        for start in range(0, count, BLOCK_P):
+            i = start + tl.arange(0, BLOCK_P)
+            acc, m, l = _merge(part_ptr, stats_ptr, (first + i) * HQ + head, i < count, acc, m, l, HQ, D)
+        out = acc / tl.where(l == 0.0, 1.0, l)
+        tl.store(out_ptr + (row * HQ + head) * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
+        at += tl.num_programs(0)
+        row, first, count = _split_row(splits_ptr, at, R)

@@ -16,6 +16,8 @@ from cuformers.kernels.paged_attention.merge_kernel import merge_kernel
 LOG2E = 1.4426950408889634
 MERGED_AT_ONCE = 32
 """Parts that a program of the merge holds at once."""
+MERGERS = 8
+"""Programs of the merge for each multiprocessor, at the most: mostly few rows are split, and idle programs cost time."""
 
 
 class AttentionConfig(NamedTuple):
@@ -36,10 +38,12 @@ def config(N: int, num_kv_heads: int, head_dim: int, itemsize: int, *, num_sms: 
 
     Example:
         >>> config(1, 8, 128, 2)
-        AttentionConfig(block_s=64, num_warps=4, stages=3, early=True)
+        AttentionConfig(block_s=64, num_warps=4, stages=2, early=True)
     """
     block_s = 64 if head_dim * itemsize <= 256 else 32
-    return AttentionConfig(block_s, 4, 3, N * num_kv_heads <= 3 * num_sms)
+    if N * num_kv_heads <= num_sms:
+        return AttentionConfig(block_s, 4, 2, True)
+    return AttentionConfig(block_s, 2, 3, False)
 
 
 def paged_attention(
@@ -80,9 +84,11 @@ def paged_attention(
         HKV=HKV, G=G, PAGE=PAGE, BLOCK_M=max(16, triton.next_power_of_2(G)), BLOCK_S=cut.block_s, STAGES=cut.stages,
         EARLY=cut.early, SOFTCAP=softcap is not None, UPCAST=interpreted(), num_warps=cut.num_warps, **shape, **launch,
     )  # fmt: skip
-    merge_kernel[(plan.split_rows.shape[0], num_heads)](
-        part, stats, sink, out, plan.split_rows, HQ=num_heads, BLOCK_P=MERGED_AT_ONCE, num_warps=4, **shape, **chain
-    )
+    rows = plan.split_rows.shape[0]
+    merge_kernel[(min(rows, max(1, MERGERS * sms(q.device) // num_heads)), num_heads)](
+        part, stats, sink, out, plan.split_rows, rows, HQ=num_heads, BLOCK_P=MERGED_AT_ONCE, num_warps=4,
+        **shape, **chain,
+    )  # fmt: skip
     return out
 
 
