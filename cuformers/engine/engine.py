@@ -115,7 +115,7 @@ class Engine:
         assert self.planner is not None, "reserve comes before add"
         check_wanted(request)
         switch = self.model.model.rotary.switch_length
-        request.breakpoint = switch if switch and len(request.prompt) < switch < request.max_length else None
+        request.breakpoint = switch if switch and switch < request.max_length else None
         self.planner.add(request)
 
     def cancel(self, request: Request) -> None:

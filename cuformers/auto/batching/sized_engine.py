@@ -108,7 +108,7 @@ class SizedEngine:
 def check_possible(config: ContinuousBatchingConfig, usual: Engine) -> None:
     """Raises ValueError for what only a GPU that holds all weights can do, where there is none."""
     remedy = "It needs a GPU that holds all weights."
-    if config.use_graphs and not usual.use_graphs:
+    if config.use_graphs and not usual.captures:
         raise bad_argument("use_cuda_graph", config.use_cuda_graph, "False or None for this model", remedy)
     if config.use_async_batching and not usual.lag:
         raise bad_argument("use_async_batching", True, "False or None for this model", remedy)
