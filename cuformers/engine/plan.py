@@ -16,7 +16,7 @@ class Chunk:
     count: int
     """Tokens, at least one."""
     reached: int
-    """Length of the whole context that it is from."""
+    """Length that its tokens count for; those beyond count for their own places, as when they were sampled."""
     final: bool
     """Whether the context ends with it, so that a token is sampled after it."""
 

@@ -286,7 +286,8 @@ class Planner:
             return
         self.blocks.register(job, request.computed)
         final = request.computed == request.target
-        draft.chunks.append(Chunk(request=request, start=start, count=count, reached=request.target, final=final))
+        reached = len(request.prompt) if request.breakpoint is None else request.target
+        draft.chunks.append(Chunk(request=request, start=start, count=count, reached=reached, final=final))
 
     def _admit(self, draft: Draft) -> None:
         """Gives rows and first chunks to those that wait, in order, while rows, pages and tokens last."""

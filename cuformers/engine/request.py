@@ -80,7 +80,8 @@ class Request:
     error: str | None = None
     """What went wrong, where it failed."""
     breakpoint: int | None = None
-    """Total length at which the request is computed anew from its tokens: where LongRoPE changes its factors."""
+    """Total length at which the request is computed anew from its tokens: where LongRoPE changes its factors. Keys of a
+    text that is shorter and of one that is not are never shared."""
     row: int = -1
     """Row of the engine's table, while it has one."""
     target: int = 0

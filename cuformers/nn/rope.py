@@ -226,7 +226,8 @@ class Rotary(nn.Module):
     def _dynamic_rows(self, step: Step) -> RopeRows:
         spec = self.spec
         assert spec.factor
-        length = _reached(step).clamp(min=spec.limit).float()
+        # An answer that is computed anew, in one stretch, counts as it grew.
+        length = torch.maximum(_reached(step), step.positions + 1).clamp(min=spec.limit).float()
         stretch = (spec.factor * length / spec.limit) - (spec.factor - 1)
         base = spec.rope_theta * stretch ** (spec.dim / (spec.dim - 2))  # [T]
         exponents = torch.arange(0, spec.dim, 2, dtype=torch.float32, device=base.device) / spec.dim

@@ -81,8 +81,8 @@ class Step:
     plans: Mapping[int | None, AttentionPlan] = field(default_factory=dict)
     """How the attention of the decoding rows is cut, by window; empty leaves that to each layer."""
     reached: Tensor | None = None
-    """[T], int32: length of the sequence that each token counts for, which some rotary embeddings go by. None where
-    it is the sequence's last position of this step."""
+    """[T], int32: least length of the sequence that each token counts for, which some rotary embeddings go by. None
+    where it is the sequence's last position of this step."""
     rope: Mapping[str, RopeRows | None] | None = None
     """Rotary factors by the name that layers ask for; filled in by the decoder."""
 

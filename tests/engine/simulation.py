@@ -97,7 +97,9 @@ class Device:
         sampled: dict[Request, int | None] = dict.fromkeys(plan.decodes)
         sampled |= {query.row.request: self._sample(query) for query in decodes}
         for chunk, queries in zip(plan.chunks, chunks):
-            assert chunk.final == (chunk.start + chunk.count == len(self.rows[chunk.row].tokens) == chunk.reached)
+            known, whole = len(self.rows[chunk.row].tokens), chunk.request.breakpoint is not None
+            assert chunk.final == (chunk.start + chunk.count == known)
+            assert chunk.reached == (known if whole else len(chunk.request.prompt))
             if chunk.final:
                 sampled[chunk.request] = self._sample(queries[-1])
         return list(sampled.items())
