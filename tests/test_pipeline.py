@@ -183,7 +183,7 @@ def test_stop_strings_find_their_tokenizer(ours):
         ({"dtype": "float32", "torch_dtype": "float32"}, "name the same thing"),
         ({"device": "cpu", "max_new_token": 5}, "Did you mean max_new_tokens"),
         ({"device": "cpu", "batch_size": 0}, "batch_size=0"),
-        ({"device": "cpu", "num_beams": 4}, "num_beams=4 is not supported"),
+        ({"device": "cpu", "num_beam_groups": 4}, "num_beam_groups=4 is not supported"),
         ({"device": "cpu", "image_processor": "x"}, "image_processor"),
         ({"device": "cpu", "trust_remote_code": True}, "trust_remote_code"),
         ({"device": "cpu", "use_fast": False}, "use_fast=False"),

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from cuformers.auto.beams import BeamSearch
 from cuformers.auto.prompts import Prompts, check_prompts, read_prompts
 from cuformers.engine.group import Group, Trace
 from cuformers.engine.request import Request, Sampling
 from cuformers.generation.build import PrefixFunction, build_processors, fused_warpers
 from cuformers.generation.config import GenerationConfig
-from cuformers.generation.output import GenerateDecoderOnlyOutput
+from cuformers.generation.output import GenerateDecoderOnlyOutput, GenerateOutput
 from cuformers.generation.processors import LogitsProcessor
 from cuformers.generation.resolved import ResolvedGeneration
 from cuformers.generation.resolving import resolve
@@ -36,7 +37,7 @@ def generate(
     attention_mask: Tensor | None = None,
     tokenizer: Any = None,
     **options: Any,
-) -> Tensor | GenerateDecoderOnlyOutput:
+) -> Tensor | GenerateOutput:
     """Continues prompts.
 
     Args:
@@ -53,7 +54,7 @@ def generate(
 
     Returns:
         [B * num_return_sequences, S + new tokens], int64, each row the input and its continuation, rows that ended
-        early filled with the pad token; with return_dict_in_generate=True an object that holds this as `sequences`.
+        early filled with the pad token, a prompt's answers one after the other, of beam search the best first; with return_dict_in_generate=True an object that holds this as `sequences`.
 
     Raises:
         ValueError: an option that is unknown, impossible or not supported; a prompt that can't be used.
@@ -74,11 +75,17 @@ def generate(
         has_mask=attention_mask is not None,
     )
     prompts = read_prompts(given, attention_mask, resolved, config.vocab_size)
-    if streamer is not None and len(prompts.rows) * resolved.num_return_sequences != 1:
-        raise ValueError("streamer takes one row: generate the prompts one by one, with num_return_sequences=1.")
+    if streamer is not None:
+        _check_streamed(len(prompts.rows), resolved)
     processors = build_processors(
-        resolved, logits_processor or (), prefix_allowed_tokens_fn=prefix_allowed_tokens_fn, fused=True
+        resolved,
+        logits_processor or (),
+        prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+        fused=resolved.num_beams == 1,
     )
+    criteria = _criteria(resolved, stopping_criteria or (), tokenizer)
+    if resolved.num_beams > 1:
+        return BeamSearch(model.engine, prompts, resolved, processors, criteria).run()
     group = Group(
         processors=processors,
         pad=resolved.pad_token_id or 0,
@@ -86,7 +93,6 @@ def generate(
         keep_logits=resolved.output_logits or resolved.output_logprobs,
         keep_scores=resolved.output_scores,
     )
-    criteria = _criteria(resolved, stopping_criteria or (), tokenizer)
     hook = _hook(prompts, group, criteria, streamer)
     requests = _requests(prompts, resolved, group, hook)
     group.batch.extend(requests)
@@ -98,6 +104,13 @@ def generate(
         if streamer is not None:
             streamer.end()  # also after an error: somebody may be waiting for more
     return _output(prompts, requests, group, resolved)
+
+
+def _check_streamed(rows: int, resolved: ResolvedGeneration) -> None:
+    if resolved.num_beams > 1:
+        raise ValueError("streamer can't follow beam search, whose tokens are known at its end only: set num_beams=1.")
+    if rows * resolved.num_return_sequences != 1:
+        raise ValueError("streamer takes one row: generate the prompts one by one, with num_return_sequences=1.")
 
 
 def _criteria(

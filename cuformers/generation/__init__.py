@@ -13,7 +13,7 @@ _PLACES = {
     "RepetitionPenaltyLogitsProcessor SequenceBiasLogitsProcessor SuppressTokensLogitsProcessor",
     "logits_warpers": "EpsilonLogitsWarper EtaLogitsWarper LogitNormalization MinPLogitsWarper "
     "TemperatureLogitsWarper TopHLogitsWarper TopKLogitsWarper TopPLogitsWarper TypicalLogitsWarper",
-    "output": "GenerateDecoderOnlyOutput ModelOutput",
+    "output": "GenerateBeamDecoderOnlyOutput GenerateDecoderOnlyOutput ModelOutput",
     "processors": "LogitsProcessor LogitsProcessorList RowProcessor",
     "resolving": "resolve",
     "resolved": "ResolvedGeneration",

@@ -99,7 +99,7 @@ def _endings(r: ResolvedGeneration, prefix: PrefixFunction | None) -> list[Logit
     if r.min_new_tokens > 0 and r.eos_token_ids:
         made.append(lengths.MinNewTokensLengthLogitsProcessor(r.prompt_length, r.min_new_tokens, r.eos_token_ids))
     if prefix is not None:
-        made.append(history.PrefixConstrainedLogitsProcessor(prefix))
+        made.append(history.PrefixConstrainedLogitsProcessor(prefix, r.num_beams))
     if r.forced_bos_token_id is not None:
         made.append(lengths.ForcedBOSTokenLogitsProcessor(r.forced_bos_token_id))
     if r.forced_eos_token_ids:

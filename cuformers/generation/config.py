@@ -82,8 +82,16 @@ class GenerationConfig:
     """True returns scores as log-probabilities. Default False."""
     remove_invalid_values: bool | None = None
     """True replaces nan and infinite logits. Default False."""
+    num_beams: int | None = None
+    """Beams of each prompt: beam search keeps so many likeliest continuations. Default 1: no beam search."""
+    length_penalty: float | None = None
+    """Beam search divides an answer's log-probability by its length to this power: above 0 long answers gain.
+    Default 1."""
+    early_stopping: bool | str | None = None
+    """When beam search ends. True: with num_beams answers. False: when going on hardly finds better ones, judged by the
+    present length. "never": when it can't, judged by the longest length that helps. Default False."""
     num_return_sequences: int | None = None
-    """Answers per prompt; more than one needs do_sample=True. Default 1."""
+    """Answers per prompt; more than one needs do_sample=True, or as many beams. Default 1."""
     return_dict_in_generate: bool | None = None
     """True returns an object with `sequences` and what the output_ options ask for. Default False: the tokens."""
     output_scores: bool | None = None

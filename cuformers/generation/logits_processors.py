@@ -120,7 +120,7 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
 
     Args:
         prefix_allowed_tokens_fn: (row, tokens [L]) -> allowed token ids.
-        num_beams: rows that share a row number; 1.
+        num_beams: rows that share a row number.
     """
 
     def __init__(self, prefix_allowed_tokens_fn: Callable[[int, Tensor], Sequence[int]], num_beams: int = 1) -> None:

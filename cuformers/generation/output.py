@@ -65,5 +65,27 @@ class GenerateDecoderOnlyOutput(ModelOutput):
     (output_logprobs=True; Transformers has no such field)."""
 
 
-GenerateOutput = GenerateDecoderOnlyOutput
+@dataclass(eq=False)
+class GenerateBeamDecoderOnlyOutput(ModelOutput):
+    """The same of beam search. N = rows times num_return_sequences, M = rows times num_beams, S = tokens of the longest
+    answer, T >= S = steps of the search."""
+
+    sequences: Tensor
+    """[N, prompt + S] int64: prompts and answers, each prompt's best first, filled with the pad token."""
+    sequences_scores: Tensor | None = None
+    """[N] fp32: log-probability of each answer, divided by its length to the power of length_penalty
+    (output_scores=True)."""
+    scores: tuple[Tensor, ...] | None = None
+    """T times [M, V] fp32: processed log-probabilities of every beam's next token, 0 for rows whose search has ended
+    (output_scores=True)."""
+    logits: tuple[Tensor, ...] | None = None
+    """T times [M, V] fp32: the model's raw logits (output_logits=True)."""
+    beam_indices: Tensor | None = None
+    """[N, S] int64: row of `scores` that each token was chosen from; -1 after an answer's end."""
+    logprobs: Tensor | None = None
+    """[N, S] fp32: log-probability of each generated token under the raw logits, 0 after an answer's end
+    (output_logprobs=True; Transformers has no such field)."""
+
+
+GenerateOutput = GenerateDecoderOnlyOutput | GenerateBeamDecoderOnlyOutput
 """Transformers' name for any output of `generate`."""

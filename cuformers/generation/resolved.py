@@ -69,6 +69,12 @@ class ResolvedGeneration:
     """Scores are log-probabilities."""
     remove_invalid_values: bool = False
     """nan and infinite logits are replaced."""
+    num_beams: int = 1
+    """1: no beam search."""
+    length_penalty: float = 1.0
+    """Only for beams."""
+    early_stopping: bool | str = False
+    """Only for beams; True, False or "never"."""
     num_return_sequences: int = 1
     """Answers per prompt."""
     return_dict_in_generate: bool = False

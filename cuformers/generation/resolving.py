@@ -22,6 +22,8 @@ _SAMPLING: Mapping[str, Any] = {
     "eta_cutoff": 0.0,
 }
 """Options that only act when sampling, with the value at which saying so would be noise."""
+_BEAMS: Mapping[str, Any] = {"length_penalty": 1.0, "early_stopping": False}
+"""The same of options that only act in beam search."""
 
 
 def resolve(
@@ -59,6 +61,7 @@ def resolve(
     do_sample = bool(merged.do_sample)
     _say_contradictions(merged, said)
     _check_sampling(merged, do_sample)
+    _check_answers(merged, do_sample)
     eos = _positive(merged.eos_token_id, "eos_token_id")
     max_new = _max_new_tokens(merged, said, prompt_length, max_positions)
     outputs = _outputs(merged)
@@ -90,6 +93,9 @@ def resolve(
         exponential_decay_length_penalty=_decay(merged.exponential_decay_length_penalty),
         renormalize_logits=bool(merged.renormalize_logits),
         remove_invalid_values=bool(merged.remove_invalid_values),
+        num_beams=_or(merged.num_beams, 1),
+        length_penalty=_or(merged.length_penalty, 1.0),
+        early_stopping=_or(merged.early_stopping, False),
         num_return_sequences=_or(merged.num_return_sequences, 1),
         **outputs,
     )
@@ -112,20 +118,31 @@ def _say_contradictions(merged: GenerationConfig, said: set[str]) -> None:
     if idle and not merged.do_sample:
         given = ", ".join(f"{n}={merged.get(n)!r}" for n in idle)
         notice(f"{given} has no effect without do_sample=True: the likeliest token is taken.", once=True)
+    lonely = [n for n, neutral in _BEAMS.items() if n in said and merged.get(n) not in (None, neutral)]
+    if lonely and _or(merged.num_beams, 1) == 1:
+        given = ", ".join(f"{n}={merged.get(n)!r}" for n in lonely)
+        notice(f"{given} has no effect without beam search: set num_beams above 1.", once=True)
     wanted = [n for n in ("output_scores", "output_logits", "output_logprobs") if n in said and merged.get(n)]
     if wanted and not merged.return_dict_in_generate:
         notice(f"{', '.join(wanted)} has no effect without return_dict_in_generate=True.", once=True)
 
 
 def _check_sampling(merged: GenerationConfig, do_sample: bool) -> None:
-    count = _or(merged.num_return_sequences, 1)
-    if count > 1 and not do_sample:
-        raise bad_argument(
-            "num_return_sequences", count, "1 in greedy decoding, whose answers are all the same", "Set do_sample=True."
-        )
     if do_sample and merged.temperature == 0:
         greedy = "For greedy decoding set do_sample=False."
         raise bad_argument("temperature", 0.0, "a number above 0 when sampling", greedy)
+
+
+def _check_answers(merged: GenerationConfig, do_sample: bool) -> None:
+    answers, beams = _or(merged.num_return_sequences, 1), _or(merged.num_beams, 1)
+    if beams > 1 and do_sample:
+        remedy = "Set do_sample=False, or num_beams=1 with num_return_sequences."
+        raise bad_argument("num_beams", beams, "1 with do_sample=True: beams are not drawn at random", remedy)
+    if answers > 1 and beams == 1 and not do_sample:
+        same = "1 in greedy decoding, whose answers are all the same"
+        raise bad_argument("num_return_sequences", answers, same, "Set do_sample=True, or num_beams as high.")
+    if answers > beams > 1:
+        raise bad_argument("num_return_sequences", answers, f"at most num_beams={beams}", "Set num_beams as high.")
 
 
 def _sampling(merged: GenerationConfig) -> dict[str, Any]:

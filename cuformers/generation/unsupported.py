@@ -19,9 +19,9 @@ class Unsupported:
     """True: the option only tunes a feature that is refused, or a speed; it changes no token, so it gets a notice."""
 
 
-_BEAMS = "Beam search is not supported; use num_beams=1 with do_sample=True and num_return_sequences."
+_GROUPS = "Groups of beams are not supported; use num_beams alone, or do_sample=True with num_return_sequences."
 _ASSISTED = "Speculative decoding is not an option of generate; leave it out, the tokens are the same."
-_INERT_BEAMS = "It only acts in beam search, which is not supported."
+_INERT_GROUPS = "It only acts between groups of beams, which are not supported."
 _INERT_ASSISTED = "It only acts with an assistant model, which is not supported."
 _HUB = "This decoding method is not supported; use do_sample=True or greedy decoding."
 _ENCODER = "It needs an encoder's input; use the option of the same name without 'encoder_'."
@@ -29,11 +29,8 @@ _CACHE = "The paged cache serves every call; leave it out, or use None, 'dynamic
 _GRAPHS = "Decoding is captured in CUDA graphs by itself; leave it out."
 
 UNSUPPORTED: Mapping[str, Unsupported] = {
-    "num_beams": Unsupported((1,), _BEAMS),
-    "num_beam_groups": Unsupported((1,), _BEAMS),
-    "diversity_penalty": Unsupported((0.0,), _INERT_BEAMS, inert=True),
-    "early_stopping": Unsupported((False,), _INERT_BEAMS, inert=True),
-    "length_penalty": Unsupported((1.0,), _INERT_BEAMS, inert=True),
+    "num_beam_groups": Unsupported((1,), _GROUPS),
+    "diversity_penalty": Unsupported((0.0,), _INERT_GROUPS, inert=True),
     "constraints": Unsupported((), _HUB),
     "force_words_ids": Unsupported((), _HUB),
     "penalty_alpha": Unsupported((0.0,), _HUB),

@@ -221,7 +221,7 @@ ONE = tokens(1, 4)
 @pytest.mark.parametrize("inputs, options, says", [
     (ONE, {"max_new_tokenz": 4}, "max_new_tokenz.*max_new_tokens"),
     (ONE, {"token_type_ids": ONE}, "token_type_ids"),
-    (ONE, {"num_beams": 2}, "num_beams=2 is not supported"),
+    (ONE, {"num_beam_groups": 2}, "num_beam_groups=2 is not supported"),
     (ONE, {"num_return_sequences": 2}, "num_return_sequences=2"),
     (ONE, {"max_new_tokens": 0}, "max_new_tokens=0"),
     (ONE, {"do_sample": True, "temperature": -1.0}, "temperature=-1.0"),

@@ -113,7 +113,7 @@ def test_a_stop_string_may_begin_in_the_prompt() -> None:
     (7, {}, "a list of token ids"),
     ([3] * 20, {"max_new_tokens": 1000}, "does not fit"),
     ([3], {"temperature": -1.0}, "temperature=-1.0"),
-    ([3], {"num_beams": 4}, "num_beams=4 is not supported"),
+    ([3], {"num_beams": 4}, "num_beams=4.*Use generate"),
     ([3], {"num_return_sequences": 2}, "do_sample=True"),
     ([3], {"stop_strings": "x"}, "tokenizer=tokenizer"),
     ([3], {"suppress_tokens": [VOCABULARY]}, "suppress_tokens"),

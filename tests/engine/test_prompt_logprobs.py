@@ -1,7 +1,5 @@
 """What a request is told about its prompt: a plain forward's values, however it is cut and whoever is beside it."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from models.checkpoints import shared, tokens
@@ -131,7 +129,6 @@ def test_a_prompt_that_is_computed_again_with_other_factors_keeps_its_first_valu
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 @pytest.mark.parametrize("wanted", [-1, 33])
 def test_more_than_steps_report_is_refused(name: str, wanted: int) -> None:
-    options: dict[str, int] = {name: wanted}
-    make_request: Callable[..., Request] = Request
+    asks = {"logprobs": None, "prompt_logprobs": None, name: wanted}
     with pytest.raises(ValueError, match=f"{name}={wanted} .*0 to 32"):
-        make().run([make_request(prompt=[5, 6], max_new_tokens=2, **options)])
+        make().run([Request(prompt=[5, 6], max_new_tokens=2, **asks)])

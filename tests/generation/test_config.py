@@ -22,7 +22,8 @@ SET = {
     "eta_cutoff": 0.02, "repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "bad_words_ids": [[1], [2, 3]],
     "sequence_bias": [[[4, 5], -1.5], [[6], 2.0]], "suppress_tokens": [7], "begin_suppress_tokens": [8],
     "forced_bos_token_id": 9, "forced_eos_token_id": [2], "renormalize_logits": True, "remove_invalid_values": True,
-    "num_return_sequences": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": [2, 3],
+    "num_beams": 2, "length_penalty": 0.5, "early_stopping": "never", "num_return_sequences": 2,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": [2, 3],
 }  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def test_transformers_defaults_are_neutral() -> None:
 def test_fields_are_unset_until_set() -> None:
     config = GenerationConfig()
     assert all(getattr(config, name) is None for name in FIELDS)
-    assert config.num_beams is None
+    assert config.num_beam_groups is None
     config.max_new_tokens = 5
     assert config.max_new_tokens == 5 and config.to_diff_dict() == {"max_new_tokens": 5}
     assert repr(config) == "GenerationConfig(max_new_tokens=5)"
@@ -86,12 +87,12 @@ def test_unknown_keys_of_a_file_are_reported_and_kept(tmp_path: Path, said: list
         "chat_format": "raw",
         "transformers_version": "4.1",
         "_from_model_config": True,
-        "num_beams": 4,
+        "num_beam_groups": 4,
     }
     (tmp_path / "generation_config.json").write_text(json.dumps(options))
     config = GenerationConfig.from_pretrained(tmp_path)
     assert len(said) == 1 and "chat_format" in said[0] and "version" not in said[0]
-    assert config.num_beams == 4 and config.extra["chat_format"] == "raw"
+    assert config.num_beam_groups == 4 and config.extra["chat_format"] == "raw"
     config.save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again" / "generation_config.json").read_text()) == options
 
@@ -114,8 +115,8 @@ def test_unknown_options_are_refused_with_close_names(name: str) -> None:
 
 
 REFUSED = [
-    ("num_beams", 4), ("guidance_scale", 1.5), ("watermarking_config", {"bias": 2.0}), ("constraints", [1]),
-    ("token_healing", True), ("penalty_alpha", 0.6), ("prompt_lookup_num_tokens", 3), ("use_mtp", True),
+    ("penalty_alpha", 0.6), ("guidance_scale", 1.5), ("watermarking_config", {"bias": 2.0}), ("constraints", [1]),
+    ("token_healing", True), ("prompt_lookup_num_tokens", 3), ("use_mtp", True),
     ("cache_implementation", "quantized"), ("cache_config", {"nbits": 4}), ("output_attentions", True),
     ("encoder_repetition_penalty", 1.2), ("compile_config", object()), ("num_beam_groups", 2), ("dola_layers", "low"),
 ]  # fmt: skip
@@ -132,11 +133,11 @@ def test_unsupported_options_are_refused(name: str, value: object) -> None:
 
 
 def test_neutral_and_inert_values_are_taken(said: list[str]) -> None:
-    GenerationConfig(num_beams=1, guidance_scale=1.0, token_healing=False, use_cache=True, disable_compile=True)
+    GenerationConfig(num_beam_groups=1, guidance_scale=1.0, token_healing=False, use_cache=True, disable_compile=True)
     for name in ("dynamic", "static", "paged"):
         GenerationConfig(cache_implementation=name)
     assert said == []
-    GenerationConfig(length_penalty=0.8, use_cache=False, early_stopping=True)
+    GenerationConfig(low_memory=True, use_cache=False, diversity_penalty=0.5)
     assert len(said) == 3 and all("no effect" in line for line in said)
 
 

@@ -74,6 +74,7 @@ CALLS: list[tuple[dict | None, dict, dict]] = [
     ({"min_length": 9, "min_new_tokens": 4}, LLAMA, {}),
     ({"forced_eos_token_id": [5, 6], "max_new_tokens": 1}, LLAMA, {}),
     ({"forced_bos_token_id": 5, "begin_suppress_tokens": [5]}, LLAMA, {}),
+    ({"num_beams": 3, "renormalize_logits": True, "num_return_sequences": 2}, LLAMA, {"early_stopping": True}),
     ({"exponential_decay_length_penalty": (0, 1.3), "remove_invalid_values": True}, LLAMA, {"min_new_tokens": 2}),
 ]
 
@@ -167,7 +168,8 @@ NOTICES = [
     ),
     ({}, {"max_new_tokens": 3, "output_scores": True}, "return_dict_in_generate"),
     ({}, {"max_new_tokens": 3, "eos_token_id": [-1, 2]}, "negative id"),
-    ({"length_penalty": 2.0}, {"max_new_tokens": 3}, "length_penalty=2.0 has no effect"),
+    ({"diversity_penalty": 2.0}, {"max_new_tokens": 3}, "diversity_penalty=2.0 has no effect"),
+    ({}, {"max_new_tokens": 3, "length_penalty": 2.0, "early_stopping": True}, "early_stopping=True has no effect"),
 ]
 
 
@@ -184,6 +186,8 @@ def test_what_is_said(defaults: dict, kwargs: dict, text: str, capsys: pytest.Ca
         (LLAMA, {"max_new_tokens": 3}),  # the checkpoint's max_length and temperature are no one's mistake
         (QWEN, {"max_new_tokens": 3, "do_sample": False}),
         ({}, {"max_new_tokens": 3, "temperature": 0.0}),  # greedy, as asked
+        ({"length_penalty": 2.0}, {"max_new_tokens": 3}),
+        ({}, {"max_new_tokens": 3, "num_beams": 2, "length_penalty": 2.0, "early_stopping": "never"}),
         ({}, {"max_new_tokens": 3, "temperature": 1.0, "top_k": 50, "top_p": 1.0}),
     ],
 )
@@ -207,7 +211,11 @@ IMPOSSIBLE = [
     ({"num_return_sequences": 2}, "do_sample=True"),
     ({"exponential_decay_length_penalty": (1, 1.1)}, "needs it"),
     ({"max_tokens": 3}, "max_new_tokens"),
-    ({"num_beams": 2}, "num_beams=1"),
+    ({"num_beams": 2, "do_sample": True}, "num_beams=2.*do_sample=False"),
+    ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences=3.*at most num_beams=2"),
+    ({"num_beams": 0}, "num_beams=0"),
+    ({"num_beams": 2, "early_stopping": "always"}, "early_stopping='always'.*True, False or 'never'"),
+    ({"num_beam_groups": 2}, "num_beam_groups=2"),
     ({"assistant_model": object()}, "Speculative decoding"),
     ({"streamer": object()}, "argument of generate"),
     ({"top_p": 1.5}, "top_p"),
@@ -229,11 +237,11 @@ def test_the_default_length_stays_within_the_model() -> None:
 
 
 def test_a_checkpoints_unsupported_option_is_refused_until_neutralized() -> None:
-    defaults = GenerationConfig.from_dict({"num_beams": 4, "eos_token_id": 2})
-    with pytest.raises(ValueError, match="num_beams=4"):
+    defaults = GenerationConfig.from_dict({"num_beam_groups": 4, "eos_token_id": 2})
+    with pytest.raises(ValueError, match="num_beam_groups=4"):
         resolve(None, defaults, {"max_new_tokens": 2}, 3)
-    assert resolve(None, defaults, {"max_new_tokens": 2, "num_beams": 1}, 3).eos_token_ids == (2,)
-    assert resolve(GenerationConfig(num_beams=1, max_new_tokens=2), defaults, {}, 3).max_new_tokens == 2
+    assert resolve(None, defaults, {"max_new_tokens": 2, "num_beam_groups": 1}, 3).eos_token_ids == (2,)
+    assert resolve(GenerationConfig(num_beam_groups=1, max_new_tokens=2), defaults, {}, 3).max_new_tokens == 2
 
 
 def test_nothing_the_user_holds_is_changed() -> None:

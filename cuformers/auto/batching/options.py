@@ -45,13 +45,16 @@ class Options:
         found = self._resolved.get(prompt_length)
         if found is None:
             self._check_outputs()
-            found = self._resolved[prompt_length] = resolve(
+            found = resolve(
                 self.config,
                 self.defaults,
                 {**self.given, **_OUTPUTS},
                 prompt_length,
                 max_positions=self.max_positions,
             )
+            if found.num_beams > 1:
+                raise bad_argument("num_beams", found.num_beams, "1 in continuous batching", "Use generate.")
+            self._resolved[prompt_length] = found
         return found
 
     def _check_outputs(self) -> None:
