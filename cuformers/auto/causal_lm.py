@@ -46,6 +46,7 @@ class AutoModelForCausalLM:
         max_memory: Mapping[DeviceSpec, int | str] | None = None,
         attn_implementation: str | None = None,
         kernels: str = "auto",
+        deterministic: bool = False,
         generation_config: GenerationConfig | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
@@ -67,6 +68,8 @@ class AutoModelForCausalLM:
             max_memory: bytes to use of each device, for "auto": {0: "20GiB", "cpu": "30GiB"}.
             attn_implementation: name of the attention backend; None leaves the choice to us.
             kernels: "auto", "reference" (plain PyTorch) or "triton".
+            deterministic: tokens and log-probabilities with the same bits in any batch, as `model.set_deterministic`
+                says; it costs speed and needs an NVIDIA GPU.
             generation_config: replaces the checkpoint's own.
             revision, token, cache_dir, local_files_only, subfolder: where on the hub, as in huggingface_hub.
             variant: reads model.VARIANT.safetensors.
@@ -99,7 +102,7 @@ class AutoModelForCausalLM:
         model.follow(placement)
         model.name_or_path = str(pretrained_model_name_or_path)
         model.generation_config = generation_config or _generation_config(folder, config)
-        return _finish(model, attn_implementation, kernels)
+        return _finish(model, attn_implementation, kernels, deterministic)
 
     @classmethod
     def from_config(
@@ -110,6 +113,7 @@ class AutoModelForCausalLM:
         device_map: DeviceMap | None = None,
         attn_implementation: str | None = None,
         kernels: str = "auto",
+        deterministic: bool = False,
         seed: int | None = None,
         **unknown: Any,
     ) -> PreTrainedModel:
@@ -130,11 +134,15 @@ class AutoModelForCausalLM:
             seed = int(torch.randint(0, 2**63 - 1, ()).item())
         initialize(model, _initializer(config.initializer_range), seed=seed)
         model.follow(placement)
-        return _finish(model, attn_implementation, kernels)
+        return _finish(model, attn_implementation, kernels, deterministic)
 
 
-def _finish(model: PreTrainedModel, attn_implementation: str | None, kernels: str) -> PreTrainedModel:
+def _finish(
+    model: PreTrainedModel, attn_implementation: str | None, kernels: str, deterministic: bool
+) -> PreTrainedModel:
     model.eval()
+    if deterministic:
+        model.set_deterministic()
     model.set_attn_implementation(attn_implementation)
     if kernels != "auto":
         model.set_kernels(kernels)

@@ -27,12 +27,13 @@ from cuformers.engine.engine import Engine
 from cuformers.generation.config import GenerationConfig
 from cuformers.generation.text import Decodes
 from cuformers.kernels.op import Choice, Problem
-from cuformers.kernels.table import select
+from cuformers.kernels.table import Kernels, select
 from cuformers.models.config import ModelConfig
 from cuformers.models.config_checks import check_config
 from cuformers.models.spec import ModelSpec
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.attention.choose import choose_backend
+from cuformers.nn.attention.deterministic import deterministic_backend
 from cuformers.nn.decoder import CausalLM
 from cuformers.nn.flatten import flatten, restore
 from cuformers.nn.kernel_module import set_kernels
@@ -53,6 +54,7 @@ class PreTrainedModel(CausalLM):
         self.generation_config = GenerationConfig.from_model_config(config.to_dict())
         self._kernels_wanted = "auto"
         self._attention_wanted: str | None = None
+        self._deterministic = False
         self._movers: tuple[Offload | Spread, ...] = ()
 
     @property
@@ -73,7 +75,7 @@ class PreTrainedModel(CausalLM):
     @cached_property
     def backend(self) -> AttentionBackend:
         """The attention backend of prompts and training."""
-        return choose_backend(self._attention_wanted, self.attention_problem)
+        return self._choose_backend(self._attention_wanted, self.ops)
 
     @cached_property
     def engine(self) -> Engine:
@@ -87,8 +89,8 @@ class PreTrainedModel(CausalLM):
         Raises:
             ValueError: unknown, or it can't serve this model here; the present one stays then.
         """
-        backend = choose_backend(name, self.attention_problem)
-        self._attention_wanted = name
+        backend = self._choose_backend(name, self.ops)
+        self._attention_wanted = None if self.deterministic else name
         self._forget("engine")
         self.__dict__["backend"] = backend
 
@@ -100,6 +102,30 @@ class PreTrainedModel(CausalLM):
         """
         self._select(want)
         self._kernels_wanted = want
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a token's logits have the same bits whatever else is computed with it."""
+        return self._deterministic
+
+    def set_deterministic(self, on: bool = True) -> None:
+        """Makes tokens and log-probabilities independent, bit by bit, of how they are computed.
+
+        On one model of GPU it does not matter then which other prompts are in the batch, how prompts are cut into
+        chunks, what comes from the cache, whether steps are captured or a request was preempted; and `forward` gives
+        the same bits as generation, in training too.
+
+        Raises:
+            ValueError: there is no NVIDIA GPU, or kernels or an attention backend were asked for that can't do it; all
+                stays as it was then.
+        """
+        ops = self._table(self._kernels_wanted, on)
+        backend = self._choose_backend(self._attention_wanted, ops)
+        set_kernels(self, ops)
+        self._deterministic = on
+        self._forget("engine")
+        self.__dict__["backend"] = backend
+        self.destroy_cached_continuous_batching_manager()
 
     def kernels(self) -> tuple[Choice, ...]:
         """For each op the implementation in use, and why the others are not."""
@@ -151,11 +177,19 @@ class PreTrainedModel(CausalLM):
         self._select(self._kernels_wanted)
 
     def _select(self, want: str) -> None:
+        set_kernels(self, self._table(want, self.deterministic))
+
+    def _table(self, want: str, deterministic: bool) -> Kernels:
         mode = "train" if self.training else "infer"
         problem = Problem(device=self.device.type, capability=capability(self.device), dtype=self.dtype, mode=mode)
         if want == "triton" and mode == "train":
             want = "auto"  # what has no backward is the reference's in training
-        set_kernels(self, select(problem, want))
+        return select(problem, want, deterministic=deterministic)
+
+    def _choose_backend(self, name: str | None, ops: Kernels) -> AttentionBackend:
+        if ops.deterministic:
+            return deterministic_backend(name, self.attention_problem, ops.chunk_attention)
+        return choose_backend(name, self.attention_problem)
 
     def _forget(self, *names: str) -> None:
         for name in names:

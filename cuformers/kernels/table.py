@@ -6,6 +6,8 @@ from functools import cache
 
 from torch import Tensor
 
+from cuformers.base.errors import bad_argument
+from cuformers.kernels import invariant
 from cuformers.kernels.advance import OP as ADVANCE
 from cuformers.kernels.attention_plan import OP as ATTENTION_PLAN
 from cuformers.kernels.attention_plan import AttentionPlan
@@ -80,6 +82,8 @@ class Kernels:
     accept: Callable[..., Tensor]
     choices: tuple[Choice, ...]
     """Which implementation each op got, and why the others did not."""
+    deterministic: bool = False
+    """Whether a row's bits depend on nothing but the row and the weights: see `cuformers.kernels.invariant`."""
 
     @property
     def can_capture(self) -> bool:
@@ -87,7 +91,7 @@ class Kernels:
         return all(choice.implementation.name != "reference" for choice in self.choices)
 
 
-def select(problem: Problem, want: str = "auto") -> Kernels:
+def select(problem: Problem, want: str = "auto", *, deterministic: bool = False) -> Kernels:
     """The best functions for the problem.
 
     A function without a train mode never swallows a gradient: see `guard`.
@@ -95,12 +99,25 @@ def select(problem: Problem, want: str = "auto") -> Kernels:
     Args:
         problem: device, dtype and mode of the model.
         want: "auto", or the name of the implementation that every op must use.
+        deterministic: take the batch-invariant functions, which are the same in both modes.
 
     Raises:
         ValueError: the wanted implementation is unknown or can't serve the problem.
     """
-    choices = tuple(op.choose(problem, want) for op in OPS)
-    return Kernels(**{choice.op: choice.function for choice in choices}, choices=choices)
+    if deterministic:
+        _check_deterministic(problem, want)
+    choices = tuple(invariant.choose(op, problem) if deterministic else op.choose(problem, want) for op in OPS)
+    functions = {choice.op: choice.function for choice in choices}
+    return Kernels(**functions, choices=choices, deterministic=deterministic)
+
+
+def _check_deterministic(problem: Problem, want: str) -> None:
+    remedy = "Put the model on an NVIDIA GPU of capability 8.0 or newer, in bfloat16, float16 or float32."
+    reason = invariant.why_not(problem)
+    if reason is not None:
+        raise bad_argument("deterministic", True, f"False here ({reason})", remedy)
+    if want not in ("auto", "triton"):
+        raise bad_argument("kernels", want, "'auto' or 'triton' with deterministic=True")
 
 
 @cache

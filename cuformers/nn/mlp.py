@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from cuformers.base.errors import bad_argument
 from cuformers.nn.kernel_module import KernelModule
 from cuformers.nn.norm import RMSNorm
-from cuformers.nn.project import fused, project
+from cuformers.nn.project import one_map, project
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -47,7 +47,7 @@ class GatedMLP(KernelModule):
         self, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None, scale: float = 1.0
     ) -> Tensor:
         """residual + scale * mlp(norm(x)): [T, H] -> [T, H]."""
-        one = fused(self.leaves)
+        one = one_map(self.ops, self.leaves)
         if one is not None:
             weight, bias = one
             args = norm.args if norm is not None else None

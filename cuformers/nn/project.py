@@ -4,6 +4,9 @@ The leaves keep the checkpoint's names (q_proj, gate_proj, ...). Where they are 
 the other in one storage, they are used as one weight; where one of them was replaced (an adapter, a quantized layer),
 has a hook, or asks for gradients, each is called by itself. Nothing is ever stale: the fused weight is a view that is
 looked up at every call.
+
+Deterministic kernels always take the leaves as one weight, whose shape decides the bits: gradients are cut up for the
+leaves, and leaves that can't be used as one are refused.
 """
 
 from collections.abc import Sequence
@@ -11,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from cuformers.base.log import notice
 from cuformers.kernels.table import Kernels
 from cuformers.nn.norm import RMSNorm
 
@@ -28,14 +32,46 @@ def rows_as_one(parts: Sequence[Tensor]) -> Tensor | None:
         return first
     if torch.is_grad_enabled() and any(p.requires_grad for p in parts):
         return None
+    return _view(parts) if _lie_in_a_row(parts) else None
+
+
+def _lie_in_a_row(parts: Sequence[Tensor]) -> bool:
+    first = parts[0]
     end, storage = first.storage_offset(), first.untyped_storage().data_ptr()
     for part in parts:
         here = part.untyped_storage().data_ptr() == storage and part.storage_offset() == end
         if not (here and part.is_contiguous() and part.dtype == first.dtype):
-            return None
+            return False
         end += part.numel()
-    shape = (sum(p.shape[0] for p in parts), *first.shape[1:])
-    return first.detach().as_strided(shape, first.stride())
+    return True
+
+
+def _view(parts: Sequence[Tensor]) -> Tensor:
+    first = parts[0]
+    return first.detach().as_strided((sum(p.shape[0] for p in parts), *first.shape[1:]), first.stride())
+
+
+class _View(torch.autograd.Function):
+    """Parts that lie in a row as one tensor, whose gradient is cut up for them."""
+
+    @staticmethod
+    def forward(ctx, *parts: Tensor) -> Tensor:
+        ctx.sizes = [p.shape[0] for p in parts]
+        return _view(parts)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, ...]:
+        return grads[0].split(ctx.sizes)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """The parts as one tensor, with gradients; a copy where they do not lie in a row."""
+    if len(parts) == 1:
+        return parts[0]
+    if _lie_in_a_row(parts):
+        return _View.apply(*parts)  # type: ignore[return-value]
+    notice("weights used as one lie apart and are copied at every use: model.settle() lays them in a row.", once=True)
+    return torch.cat(list(parts))
 
 
 def fused(leaves: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None] | None:
@@ -51,6 +87,30 @@ def fused(leaves: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None] | None:
     return None if biases and bias is None else (weight, bias)
 
 
+def one_map(ops: Kernels, leaves: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None] | None:
+    """Weight [sum N, K] and bias [sum N] to give to a product of `ops`; None where each leaf must be called by itself.
+
+    Raises:
+        ValueError: the kernels are deterministic, and the leaves are more than their weights.
+    """
+    if not ops.deterministic:
+        return fused(leaves)
+    for leaf in leaves:
+        if not is_plain(leaf):
+            raise ValueError(
+                f"a deterministic model can't use a layer that was replaced, patched or hooked ({leaf}): its product "
+                "would depend on the batch. Undo that (merge an adapter), or call model.set_deterministic(False)."
+            )
+    linears: list[nn.Linear] = list(leaves)  # type: ignore[arg-type]
+    weight = _joined([leaf.weight for leaf in linears])
+    biases = [leaf.bias for leaf in linears]
+    given = [b for b in biases if b is not None]
+    if len(given) in (0, len(biases)):
+        return weight, _joined(given) if given else None
+    zeros = weight.new_zeros(weight.shape[0])
+    return weight, torch.cat([zeros[: leaf.out_features] if leaf.bias is None else leaf.bias for leaf in linears])
+
+
 def project(
     ops: Kernels,
     x: Tensor,
@@ -61,7 +121,7 @@ def project(
     scale: float = 1.0,
 ) -> Tensor:
     """residual + scale * concat(leaf(norm(x)) for each leaf): [T, K] -> [T, sum N]."""
-    one = fused(leaves)
+    one = one_map(ops, leaves)
     if one is not None:
         weight, bias = one
         args = norm.args if norm is not None else None

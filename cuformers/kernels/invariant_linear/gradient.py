@@ -1,34 +1,9 @@
-"""Gradients for values that kernels compute: the values stay the kernels', bit by bit, in training too."""
+"""The gradient of a linear map whose values a kernel computes."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class _Recomputed(torch.autograd.Function):
-    """The formula is computed anew in the backward pass."""
-
-    @staticmethod
-    def forward(ctx, values: Callable[..., Tensor], formula: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        ctx.save_for_backward(*tensors)
-        ctx.formula = formula
-        return values(*tensors)
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Any, ...]:
-        need = ctx.needs_input_grad[2:]
-        tensors = [t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, need, strict=True)]
-        with torch.enable_grad():
-            y = ctx.formula(*tensors)
-        found = iter(torch.autograd.grad(y, [t for t in tensors if t.requires_grad], grads))
-        return None, None, *(next(found) if n else None for n in need)
-
-
-def recomputed(values: Callable[..., Tensor], formula: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """values(*tensors), whose gradient is that of formula(*tensors); each takes tensors and returns one."""
-    return _Recomputed.apply(values, formula, *tensors)  # type: ignore[return-value]
 
 
 class _Linear(torch.autograd.Function):

@@ -20,12 +20,13 @@ from cuformers.kernels.invariant_linear.config import (
     config,
     splits,
 )
-from cuformers.kernels.invariant_linear.gradient import linear_map, recomputed
+from cuformers.kernels.invariant_linear.gradient import linear_map
 from cuformers.kernels.invariant_linear.kernel import product_kernel, sum_kernel
 from cuformers.kernels.launch import interpreted, pdl, sms
 from cuformers.kernels.norm import reference as norm_reference
 from cuformers.kernels.norm.triton import rms_norm
 from cuformers.kernels.norm_args import Norm
+from cuformers.kernels.recompute import recomputed, with_gradient
 
 GROUP = 8
 """Tiles of rows that share a pass over the weight."""
@@ -154,12 +155,7 @@ def _stages(wanted: int, elements: int, x: Tensor) -> int:
 
 
 def _normed(x: Tensor, norm: Norm | None) -> Tensor:
-    if norm is None:
-        return x
-    options = norm.eps, norm.offset
-    return recomputed(
-        lambda x, w: rms_norm(x, w, *options), lambda x, w: norm_reference.rms_norm(x, w, *options), x, norm.weight
-    )
+    return x if norm is None else with_gradient(rms_norm, norm_reference.rms_norm)(x, *norm)
 
 
 def invariant_linear(

@@ -9,7 +9,8 @@ from cuformers.kernels.launch import pdl
 from cuformers.kernels.norm_args import Norm
 
 FEW_TOKENS = 32
-"""Up to this many tokens every head is a program of its own, for the shortest time; above, programs take 8 heads."""
+"""Up to this many tokens every head is a program of its own, for the shortest time; above, programs take more heads."""
+MANY_HEADS = 8
 
 
 @triton.jit
@@ -116,12 +117,15 @@ def rope_cache(
     k_cache: Tensor | None = None,
     v_cache: Tensor | None = None,
     slots: Tensor | None = None,
+    per_program: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See the package. The results are views of qkv."""
+    """See the package. The results are views of qkv. `per_program` overrides how many heads a program takes: the order
+    in which a head's squares are added follows from it."""
     qkv = qkv.detach().contiguous()
     heads = qkv.unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
     if qkv.shape[0]:
-        _launch(heads, cos, sin, rows, num_heads, num_kv_heads, q_norm, k_norm, k_cache, v_cache, slots)
+        per_program = per_program or (1 if len(heads) <= FEW_TOKENS else MANY_HEADS)
+        _launch(heads, cos, sin, rows, num_heads, num_kv_heads, q_norm, k_norm, k_cache, v_cache, slots, per_program)
     q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     return q, k, v
 
@@ -138,10 +142,10 @@ def _launch(
     k_cache: Tensor | None,
     v_cache: Tensor | None,
     slots: Tensor | None,
+    per_program: int,
 ) -> None:
     tokens, total, D = heads.shape
     half = cos.shape[-1] if cos is not None else D // 2
-    per_program = 1 if tokens <= FEW_TOKENS else 8
     if k_cache is None:
         total -= num_kv_heads  # values have no work
     norm = ("q" if q_norm else "") + ("k" if k_norm else "") or "none"

@@ -1,0 +1,113 @@
+"""Attention of a deterministic model: a plain forward gets the bits that the engine's steps give."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cuformers.base.errors import bad_argument
+from cuformers.kernels.recompute import recomputed
+from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem, AttentionSpec
+from cuformers.nn.attention.choose import choose_backend
+from cuformers.nn.step import Step
+
+NAME = "deterministic"
+PAGE = 64
+"""Tokens of a page, as in the engine's cache."""
+
+
+class Pages(NamedTuple):
+    """Where the keys of sequences that follow one another in a stream lie in a pool of pages."""
+
+    count: int
+    """Pages of the pool."""
+    slots: Tensor
+    """[T], int64: place of each token's key among the pool's count * PAGE."""
+    tables: Tensor
+    """[N, M], int32: pages of each sequence; past its end they are those of others."""
+    rows: Tensor
+    """[N], int32: 0, 1, ..."""
+
+
+@lru_cache(maxsize=2)
+def pages(lengths: tuple[int, ...], device: torch.device) -> Pages:
+    """Pages for sequences of these lengths; all layers of a step share them."""
+    tokens = torch.tensor(lengths)
+    blocks = -(-tokens // PAGE)
+    first = blocks.cumsum(0) - blocks
+    gaps = first * PAGE - (tokens.cumsum(0) - tokens)
+    slots = torch.arange(sum(lengths)) + gaps.repeat_interleave(tokens)
+    tables = first[:, None] + torch.arange(max(1, int(blocks.max())))
+    rows = torch.arange(len(lengths), dtype=torch.int32)
+    count = int(blocks.sum())
+    return Pages(count, slots.to(device), tables.clamp(max=count - 1).int().to(device), rows.to(device))
+
+
+def lay_in_pages(x: Tensor, where: Pages) -> Tensor:
+    """Keys or values [T, Hkv, D] as a pool [P, Hkv, PAGE, D]; what belongs to no token is anything."""
+    pool = x.new_empty(where.count * PAGE, *x.shape[1:]).index_copy_(0, where.slots, x)
+    return pool.unflatten(0, (where.count, PAGE)).transpose(1, 2).contiguous()
+
+
+class DeterministicAttention:
+    """The op `chunk_attention` of a deterministic table, on pages; the backward pass is another backend's."""
+
+    name = NAME
+
+    def __init__(self, chunk_attention: Callable[..., Tensor], backward: AttentionBackend) -> None:
+        self._attend, self._backward = chunk_attention, backward
+
+    def why_not(self, problem: AttentionProblem) -> str | None:
+        if not 16 <= problem.head_dim <= 256:
+            return f"takes a head_dim from 16 to 256, not {problem.head_dim}"
+        return None
+
+    def can_capture(self, problem: AttentionProblem) -> bool:
+        return False
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
+        if not q.numel():
+            return q
+
+        def values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self._values(q, k, v, spec, step)
+
+        def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self._backward.forward(q, k, v, spec, step)
+
+        return recomputed(values, formula, q, k, v)
+
+    def _values(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
+        assert step.query_lengths is not None, "deterministic attention needs the lengths on the host"
+        where = pages(step.query_lengths, q.device)
+        keys, values = (lay_in_pages(x, where) for x in (k, v))
+        chunks = (step.cu_seqlens, where.rows, step.lengths)
+        options = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap}
+        return self._attend(q, keys, values, where.tables, *chunks, **options)
+
+
+def deterministic_backend(
+    name: str | None, problem: AttentionProblem, chunk_attention: Callable[..., Tensor]
+) -> DeterministicAttention:
+    """The attention backend of a deterministic model.
+
+    Args:
+        name: what the user asked for; None or "deterministic".
+        problem: what the model needs.
+        chunk_attention: of the model's table.
+
+    Raises:
+        ValueError: another backend was asked for, whose bits depend on the batch; or the model has a head_dim that the
+            kernel does not take.
+    """
+    remedy = "Leave it out, or call model.set_deterministic(False) first."
+    if name not in (None, NAME):
+        reason = f"{NAME!r} or None in a deterministic model (a row's bits from {name!r} depend on the other rows)"
+        raise bad_argument("attn_implementation", name, reason, remedy)
+    backend = DeterministicAttention(chunk_attention, choose_backend(None, problem))
+    reason = backend.why_not(problem)
+    if reason is not None:
+        raise bad_argument("deterministic", True, f"False for this model (attention {reason})")
+    return backend
