@@ -85,9 +85,9 @@ class BlockManager:
             entries += [TableEntry(group, job.request.row, index, page) for group, page in enumerate(pages)]
         return entries
 
-    def drop_unseen(self, job: Job) -> None:
-        """Frees the pages that no later query of a request sees."""
-        self.pool.give_back(job.tables.drop_unseen(job.request.computed))
+    def drop_unseen(self, job: Job, position: int) -> None:
+        """Frees the pages that no query of a request at `position`, or later, sees."""
+        self.pool.give_back(job.tables.drop_unseen(position))
 
     def register(self, job: Job, tokens: int) -> None:
         """Lets others find the full blocks among a request's first `tokens` tokens, whose keys have been launched."""

@@ -7,7 +7,7 @@ order: what a step reads may be handed on as soon as the step has been launched.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,16 +16,16 @@ from cuformers.cuda import memory, streams
 from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed
 from cuformers.engine.logprobs import (
     PromptTargets,
-    Stretch,
     check_wanted,
     prompt_targets,
     report,
     report_prompts,
     top_size,
 )
+from cuformers.engine.mail import Letter, Mail, Owner
 from cuformers.engine.plan import StepPlan
 from cuformers.engine.planner import Planner
-from cuformers.engine.request import Finish, Request
+from cuformers.engine.request import Drafts, Finish, Request
 from cuformers.engine.runner import Mode, Output, Runner
 from cuformers.engine.state import write_rows, write_tables
 from cuformers.engine.step_size import ROW_SIZES
@@ -36,18 +36,6 @@ from cuformers.nn.decoder import CausalLM
 
 LAG = 2
 """Steps that the host may be ahead of the tokens it has seen."""
-
-
-class _Flight(NamedTuple):
-    """A step on its way: its tokens, and whose they are."""
-
-    tokens: Tensor
-    done: streams.Event
-    owners: list[tuple[int, Request]]
-    logprobs: Logprobs | None
-    stretches: tuple[Stretch, ...]
-    """Of prompts that the step tells of."""
-    prompt_logprobs: Logprobs | None
 
 
 class Engine:
@@ -78,8 +66,9 @@ class Engine:
         self.runner: Runner | None = None
         self.planner: Planner | None = None
         self._weights: tuple[object, ...] = ()
-        self._flights: deque[_Flight] = deque()
-        self._buffers: list[tuple[Tensor, streams.Event]] = []
+        self._letters: deque[Letter] = deque()
+        self._mail = Mail(self.device)
+        self._drafts: Drafts | None = None
 
     def run(self, requests: Sequence[Request], *, keep_cache: bool = False) -> None:
         """Runs requests to their ends.
@@ -100,6 +89,7 @@ class Engine:
         try:
             for request in requests:
                 self.add(request)
+            self._guess(_drafts_for(requests))
             while self.step():
                 pass
         except BaseException:
@@ -116,7 +106,14 @@ class Engine:
         check_wanted(request)
         switch = self.model.model.rotary.switch_length
         request.breakpoint = switch if switch and switch < request.max_length else None
+        if not self.planner.busy:
+            self._guess(_drafts_for([request]))
         self.planner.add(request)
+
+    def _guess(self, drafts: Drafts | None) -> None:
+        """Says how the tokens of all that runs are guessed, before anything runs; it changes no answer."""
+        assert self.planner is not None
+        self._drafts, self.planner.drafts = drafts, drafts.count if drafts else 0
 
     def cancel(self, request: Request) -> None:
         """Ends a request wherever it is."""
@@ -126,30 +123,30 @@ class Engine:
     def step(self) -> bool:
         """Starts the next step, and looks at the tokens of one that was started before; False when nothing is to do."""
         assert self.runner is not None and self.planner is not None, "reserve comes before step"
-        plan = self.planner.plan(settled=not self._flights)
+        plan = self.planner.plan(settled=not self._letters)
         launched = plan is not None and not plan.wait
-        if launched:
-            self._flights.append(self._launch(self.runner, plan))
-        if self._flights and (not launched or len(self._flights) > self.lag):
+        if plan is not None and launched:
+            self._letters.append(self._launch(self.runner, plan))
+        if self._letters and (not launched or len(self._letters) > self.lag):
             self._collect(self.planner)
             return True
         return launched
 
     def reset(self) -> None:
         """Drops all work after an error: every request ends as failed, all rows are idle."""
-        self._flights.clear()
-        self._buffers.clear()
+        self._letters.clear()
         if self.planner is None or self.runner is None:
             return
         for request in self.planner.requests():
             self.planner.finish(request)
             if request.finish is None:
                 request.end(Finish.FAILED)
+        self.planner.new_epoch()  # what was launched may never have been computed
         state = self.runner.table.decode
         state.lengths.zero_()
         state.slots.fill_(-1)
 
-    def _launch(self, runner: Runner, plan: StepPlan) -> _Flight:
+    def _launch(self, runner: Runner, plan: StepPlan) -> Letter:
         table = runner.table
         if plan.idle:
             table.decode.idle(streams.upload(plan.idle, torch.int64, self.device))
@@ -159,9 +156,15 @@ class Engine:
         count = self._compacted(runner, plan)
         targets = prompt_targets(plan.chunks, self.device)
         output = self._run(runner, plan, count, targets)
-        owners = [(i, chunk.request) for i, chunk in enumerate(plan.chunks) if chunk.final]
-        owners += [(output.first_row + request.row, request) for request in plan.decodes]
-        return self._send(output, owners, targets.stretches if targets is not None else ())
+        stretches = targets.stretches if targets is not None else ()
+        return self._mail.send(output, self._owners(plan, output), stretches)
+
+    def _owners(self, plan: StepPlan, output: Output) -> list[Owner]:
+        """Whose the rows of a step are."""
+        assert self.planner is not None
+        owners = [Owner(i, c.request, 1, c.request.target) for i, c in enumerate(plan.chunks) if c.final]
+        first, counted = output.first_row, 1 + self.planner.drafts
+        return owners + [Owner(first + r.row, r, counted, r.target) for r in plan.decodes]
 
     def _compacted(self, runner: Runner, plan: StepPlan) -> int:
         """Rows that the step must compute. Where that is many more than decode, the last ones move to free rows."""
@@ -182,24 +185,25 @@ class Engine:
         requests = [chunk.request for chunk in plan.chunks if chunk.final] + list(plan.decodes)
         mode = _mode(requests)
         if all(r.group is None or r.group.plain for r in requests):
+            if self._drafts is not None and not plan.chunks and mode.logprobs is None:
+                mode = replace(mode, drafts=self._drafts)
             return runner.step(plan.chunks, count, mode, targets)
         output = runner.step(plan.chunks, count, Mode(sample=False), targets)
-        owners = [(i, chunk.request) for i, chunk in enumerate(plan.chunks) if chunk.final]
-        owners += [(output.first_row + request.row, request) for request in plan.decodes]
-        return runner.finish(output, mode, self._process(runner, output.logits, owners))
+        return runner.finish(output, mode, self._process(runner, output.logits, self._owners(plan, output)))
 
-    def _process(self, runner: Runner, logits: Tensor, owners: list[tuple[int, Request]]) -> Tensor:
+    def _process(self, runner: Runner, logits: Tensor, owners: list[Owner]) -> Tensor:
         """Scores for the sampler: rows of each group through its processors, the others as they are."""
-        parts: dict[int, list[tuple[int, Request]]] = {}
-        for index, request in owners:
-            if request.group is not None and not request.group.plain:
-                parts.setdefault(id(request.group), []).append((index, request))
+        parts: dict[int, list[Owner]] = {}
+        for owner in owners:
+            group = owner.request.group
+            if group is not None and not group.plain:
+                parts.setdefault(id(group), []).append(owner)
         scores = logits.float()
         for own in parts.values():
-            requests = [r for _, r in own]
+            requests = [owner.request for owner in own]
             group = requests[0].group
             assert group is not None
-            place = streams.upload([index for index, _ in own], torch.int64, self.device)
+            place = streams.upload([owner.index for owner in own], torch.int64, self.device)
             rows = streams.upload([r.row for r in requests], torch.int64, self.device)
             state = runner.table.decode.picked(rows)
             bound = max(r.computed for r in requests)
@@ -208,33 +212,28 @@ class Engine:
             scores = scores.index_copy(0, place, new)
         return scores
 
-    def _send(
-        self, output: Output, owners: list[tuple[int, Request]], stretches: tuple[Stretch, ...]
-    ) -> _Flight:
-        """Starts the copy of what a step says to the host."""
-        assert output.tokens is not None
-        count = output.tokens.shape[0]
-        buffer, done = self._buffers.pop() if self._buffers else (None, streams.event(self.device))
-        if buffer is None or buffer.shape[0] < count:
-            buffer = streams.pinned_empty((max(count, 512),), torch.int64)
-        buffer[:count].copy_(output.tokens, non_blocking=True)
-        logprobs, prompt_logprobs = _downloaded(output.logprobs), _downloaded(output.prompt_logprobs)
-        done.record()
-        return _Flight(buffer, done, owners, logprobs, stretches, prompt_logprobs)
-
     def _collect(self, planner: Planner) -> None:
-        """Waits for the tokens of the oldest step on its way, and hands them to their requests."""
-        flight = self._flights.popleft()
-        flight.done.synchronize()
-        tokens = flight.tokens.tolist()
-        self._buffers.append((flight.tokens, flight.done))
-        if flight.prompt_logprobs is not None:
-            report_prompts(flight.stretches, flight.prompt_logprobs)
-        for index, request in flight.owners:
+        """Waits for the oldest letter, and hands its tokens to their requests."""
+        letter = self._letters.popleft()
+        tokens = self._mail.read(letter)
+        if letter.prompt_logprobs is not None:
+            report_prompts(letter.stretches, letter.prompt_logprobs)
+        for owner in letter.owners:
+            request = owner.request
+            if request.finish is not None or request.target != owner.target:
+                continue
+            if request.logprobs is not None and letter.logprobs is not None:
+                report(request, letter.logprobs, owner.index, request.logprobs)
+            self._take_all(planner, owner, tokens[owner.index])
+
+    def _take_all(self, planner: Planner, owner: Owner, tokens: list[int]) -> None:
+        """Hands over what a row has sampled in one step, and takes back what the planner counted too much."""
+        request = owner.request
+        new = tokens if len(tokens) == 1 else [token for token in tokens if token >= 0]
+        request.computed -= owner.counted - len(new)
+        for token in new:
             if request.finish is None:
-                if request.logprobs is not None and flight.logprobs is not None:
-                    report(request, flight.logprobs, index, request.logprobs)
-                self._take(planner, request, tokens[index])
+                self._take(planner, request, token)
 
     def _take(self, planner: Planner, request: Request, token: int) -> None:
         finish = request.take(token)
@@ -277,7 +276,7 @@ class Engine:
             return
         capacity = need.joined(self.runner.capacity) if self.runner else need
         groups = self._layout()
-        self.runner, self.planner, self._buffers = None, None, []
+        self.runner, self.planner = None, None
         self.runner = Runner(
             self.model, self.backend, capacity, groups, use_graphs=self.captures, page_size=PAGE_SIZE
         )
@@ -311,6 +310,8 @@ def _mode(requests: Sequence[Request]) -> Mode:
     return Mode(sample=True, greedy=greedy, logprobs=None if wanted is None else top_size(wanted))
 
 
-def _downloaded(logprobs: Logprobs | None) -> Logprobs | None:
-    """On its way to the host."""
-    return None if logprobs is None else Logprobs(*(streams.download(x) for x in logprobs))
+def _drafts_for(requests: Sequence[Request]) -> Drafts | None:
+    """How to guess tokens of all of these: not where a processor must know how far its rows are."""
+    if any(r.group is not None and r.group.rectangular for r in requests):
+        return None
+    return max((r.drafts for r in requests if r.drafts is not None), key=lambda d: d.count, default=None)

@@ -68,6 +68,9 @@ class Planner:
                 place of a token's key at the end of the step that samples it.
         """
         self.block_size, self.max_batch_tokens, self.lookahead = block_size, max_batch_tokens, lookahead
+        self.drafts = 0
+        """Tokens that a decoding row may take in a step beyond one; to be changed while nothing runs. The engine takes
+        off `request.computed` those that a row did not take, once it has seen them."""
         self.blocks = BlockManager(
             num_blocks=num_blocks, block_size=block_size, windows=windows, prefix_cache=prefix_cache
         )
@@ -91,7 +94,8 @@ class Planner:
             raise bad_argument("prompt", request.prompt, "at least one token")
         if request.max_new_tokens < 1:
             raise bad_argument("max_new_tokens", request.max_new_tokens, "at least 1")
-        need, there = self.blocks.most_pages(request.max_length, self.lookahead), self.blocks.pool.num_blocks
+        need = self.blocks.most_pages(request.max_length, self.lookahead + self.drafts)
+        there = self.blocks.pool.num_blocks
         if need > there:
             raise ValueError(
                 f"a request of {request.max_length} tokens needs {need} pages of the cache, which has {there}: "
@@ -178,8 +182,9 @@ class Planner:
             settled: whether every token of the steps so far has been seen. Only then are requests preempted.
         """
         for job in self._running:
-            if job.request.computed >= job.tables.unseen_from:
-                self.blocks.drop_unseen(job)
+            position = self._position(job.request)
+            if position >= job.tables.unseen_from:
+                self.blocks.drop_unseen(job, position)
         draft = Draft()
         if not self._go_on(draft, settled):
             return StepPlan(wait=True)
@@ -202,11 +207,11 @@ class Planner:
         """Plans what runs already; False, with nothing changed, where it has to wait for the tokens in flight."""
         work: list[tuple[Job, int]] = []
         reserved = 0
-        left = self.max_batch_tokens - sum(_may_decode(job) for job in self._running)
+        left = max(0, self.max_batch_tokens - sum(self._decodes(job) for job in self._running))
         for job in self._running:  # preemption shortens it at the end
             request = job.request
             if request.computed >= request.target:
-                count = int(_may_decode(job))
+                count = self._decodes(job)
             else:
                 count = self._chunk(request, left)
             if count and self._cover(job, count) > job.tables.num_blocks * self.block_size:
@@ -221,6 +226,18 @@ class Planner:
         for job, count in work:
             self._compute(job, count, draft)
         return True
+
+    def _decodes(self, job: Job) -> int:
+        """Tokens that a request's row computes in a step of decoding: 0 in its prompt, and where it has ended."""
+        if job.in_prompt:
+            return 0
+        if self.drafts:  # the device alone knows how far it is
+            return 1 + self.drafts
+        return int(job.request.computed < job.end - 1)
+
+    def _position(self, request: Request) -> int:
+        """The least position that a request's next query may have."""
+        return min(request.computed, request.total - 1) if self.drafts else request.computed
 
     def _with_room(self, job: Job, count: int, reserved: int, draft: Draft, settled: bool) -> int:
         """As many of the next `count` tokens as there are pages for, or can be got from later requests.
@@ -251,6 +268,8 @@ class Planner:
         """As many of the next `count` tokens as so many new pages are enough for."""
         there = (job.tables.num_blocks + pages // self.blocks.num_groups) * self.block_size
         computed, target = job.request.computed, job.request.target
+        if computed >= target:  # all or nothing: the device computes every draft
+            return count if self._cover(job, count) <= there else 0
         count = min(count, there - computed)
         if count > 0 and self._cover(job, count) > there:  # the token that would be sampled after them has no place
             count = min(count, target - 1 - computed)
@@ -291,7 +310,7 @@ class Planner:
 
     def _admit(self, draft: Draft) -> None:
         """Gives rows and first chunks to those that wait, in order, while rows, pages and tokens last."""
-        left = self.max_batch_tokens - len(draft.decodes) - sum(chunk.count for chunk in draft.chunks)
+        left = self.max_batch_tokens - len(draft.decodes) * (1 + self.drafts) - sum(c.count for c in draft.chunks)
         promised = self._promised(self._running) if self._waiting else 0
         while left > 0 and self._free_rows and (job := self._waiting.head) is not None:
             room = self.blocks.pool.num_available - self._watermark - promised if self._running else None
@@ -361,8 +380,3 @@ class Planner:
         self._running.remove(job)
         heappush(self._free_rows, request.row)
         request.row, request.computed, request.target = -1, 0, 0
-
-
-def _may_decode(job: Job) -> bool:
-    """Whether a request can compute its newest token and sample the next before its end."""
-    return job.request.target <= job.request.computed < job.end - 1

@@ -35,6 +35,16 @@ class Sampling:
     """Key of the request's random numbers; (seed, position) decides a draw, whatever the batch."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Drafts:
+    """How the next tokens are guessed: as those that followed the last place where the newest tokens stood before."""
+
+    count: int
+    """Tokens to guess, at least one."""
+    longest: int = 3
+    """Newest tokens to look for, at the most; where they are not found, fewer are looked for."""
+
+
 @dataclass(eq=False, kw_only=True)
 class Request:
     """A prompt on its way through the engine."""
@@ -59,6 +69,8 @@ class Request:
     """Report the log-probability of each generated token, and so many of the likeliest ones; None: nothing."""
     prompt_logprobs: int | None = None
     """Report the log-probability of each prompt token, and so many of the likeliest ones; None: nothing."""
+    drafts: Drafts | None = None
+    """Tokens to guess and check in each step; the answer is the same, and sooner there where it repeats itself."""
     cache_prompt: bool = True
     """Whether cached keys may stand for a part of the prompt; never where `prompt_logprobs` wants all of its logits."""
     on_token: Callable[["Request", int], bool] | None = None

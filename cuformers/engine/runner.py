@@ -10,6 +10,7 @@ from torch import Tensor
 from cuformers.cuda import graphs, streams
 from cuformers.engine.capacity import Capacity
 from cuformers.engine.logprobs import PromptTargets, score_prompts
+from cuformers.engine.request import Drafts
 from cuformers.engine.state import idle_rows
 from cuformers.engine.step_size import StepSize, Stretch, pack
 from cuformers.kernels.attention_plan import AttentionPlan
@@ -31,6 +32,8 @@ class Mode:
     """Every row takes the largest logit."""
     logprobs: int | None = None
     """Report the log-probability of the sampled token, and so many of the likeliest tokens; None: nothing."""
+    drafts: Drafts | None = None
+    """Guess tokens of each decoding row and take those that are right; for steps without chunks, that sample."""
 
 
 class Output(NamedTuple):
@@ -43,7 +46,8 @@ class Output(NamedTuple):
     logits: Tensor
     """[R, V]."""
     tokens: Tensor | None = None
-    """[R], int64: the sampled tokens; None where the step ended with the logits."""
+    """[R], int64: the sampled tokens; with K drafts [R, K + 1], -1 after the last one of a row. None where the step
+    ended with the logits."""
     logprobs: Logprobs | None = None
     """Of the sampled tokens by the model's logits, where the mode asks for them."""
     prompt_logprobs: Logprobs | None = None
@@ -138,6 +142,8 @@ class Runner:
     ) -> Output:
         """`fresh` are the lengths of chunks that a backend is to compute, empty where only the device may know them."""
         state = self.table.decode
+        if packed is None and mode.drafts is not None:
+            return self._step_drafts(size.rows, mode, mode.drafts)
         if packed is None:
             own = state.rows(0, size.rows)
             view = CacheView(self.cache, own.block_tables, own.slots)
@@ -166,6 +172,28 @@ class Runner:
             logits = self.model.logits(hidden[read.last.long()])
             output = Output(size.chunks, read.rows, logits, prompt_logprobs=scored)
         return self.finish(output, mode) if mode.sample else output
+
+    def _step_drafts(self, rows: int, mode: Mode, drafts: Drafts) -> Output:
+        """A step of `rows` rows, each of which may take several tokens."""
+        ops, state = self.model.ops, self.table.decode.rows(0, rows)
+        guessed = ops.draft_lookup(state, drafts.count, drafts.longest)
+        read, width = ops.spread_drafts(state, guessed), drafts.count + 1
+        step = Step(
+            phase="cached",
+            positions=read.positions,
+            lengths=read.lengths,
+            reached=read.lengths,
+            cache=CacheView(self.cache, read.block_tables, read.slots),
+            plans=self._cuts(read.lengths),
+            newest=width,
+        )
+        logits = self.model.logits(self.model.model(read.tokens, step))
+        if mode.greedy:
+            sampled = ops.argmax(logits)
+        else:
+            ways = (x.repeat_interleave(width) for x in self.table.sampling.rows(0, rows))
+            sampled = ops.sample(logits, *ways, read.positions.long())
+        return Output(0, None, logits, ops.accept(sampled.view(rows, width), guessed, state))
 
     def _cuts(self, lengths: Tensor) -> dict[int | None, AttentionPlan]:
         """How attention of rows of these lengths is cut, once for all layers of a window."""

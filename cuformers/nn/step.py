@@ -80,6 +80,8 @@ class Step:
     """The chunks of a cached step; None where every row decodes."""
     plans: Mapping[int | None, AttentionPlan] = field(default_factory=dict)
     """How the attention of the decoding rows is cut, by window; empty leaves that to each layer."""
+    newest: int = 1
+    """Keys of a decoding row that this step writes: more than one where rows stand for drafts of one sequence."""
     reached: Tensor | None = None
     """[T], int32: least length of the sequence that each token counts for, which some rotary embeddings go by. None
     where it is the sequence's last position of this step."""

@@ -26,9 +26,10 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     plan: AttentionPlan | None = None,
+    newest: int = 1,
 ) -> Tensor:
     """`rope_cache`, then `paged_attention`."""
-    del plan
+    del plan, newest
     q, _, _ = rope_cache(
         qkv,
         cos,

@@ -29,6 +29,7 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     plan: AttentionPlan | None = None,
+    newest: int = 1,
     cut: AttentionConfig | None = None,
 ) -> Tensor:
     """See the package. `cut` overrides the rule of the attention kernel, for tuning."""
@@ -46,5 +47,5 @@ def decode_attention(
         v_cache=v_cache,
         slots=slots,
     )
-    options = {"scale": scale, "window": window, "softcap": softcap, "plan": plan, "cut": cut}
+    options = {"scale": scale, "window": window, "softcap": softcap, "plan": plan, "newest": newest, "cut": cut}
     return paged_attention(q, k_cache, v_cache, block_tables, lengths, **options)

@@ -115,6 +115,7 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     plan: OneQueryEach | None = None,
+    newest: int = 1,
 ) -> Tensor:
     """See the op's package."""
     q, _, _ = rope_cache(
@@ -131,5 +132,5 @@ def decode_attention(
         v_cache=v_cache,
         slots=slots,
     )
-    attend = partial(paged_attention, scale=scale, window=window, softcap=softcap, plan=plan)
+    attend = partial(paged_attention, scale=scale, window=window, softcap=softcap, plan=plan, newest=newest)
     return attend(q, k_cache, v_cache, block_tables, lengths)

@@ -1,7 +1,7 @@
 """Op `paged_attention`: one query per sequence over its keys in the paged cache.
 
     paged_attention(q [N, Hq, D], k_cache [P, Hkv, page, D], v_cache, block_tables [N, M] int32, lengths [N] int32, *,
-                    scale, window=None, softcap=None, sinks [Hq] | None, plan=None) -> [N, Hq, D]
+                    scale, window=None, softcap=None, sinks [Hq] | None, plan=None, newest=1) -> [N, Hq, D]
 
 `lengths` counts the keys of a sequence, the current token included; 0 marks a padding row, whose output is zero.
 `window`: a query at position p sees keys at positions > p - window. `softcap`: scores become
@@ -10,8 +10,8 @@ never reach the result, whatever they hold.
 
 `plan`: the `attention_plan` of these lengths, this window and this number of kv heads, written before the step's chain
 began (see there); it decides how work is cut, never what is seen. Without one the op makes its own, one more launch.
-Only the newest key of a sequence may come from the step's own earlier kernels: the others are read before these have
-finished.
+Only the `newest` keys of a sequence may come from the step's own earlier kernels: the others are read before these
+have finished.
 """
 
 from collections.abc import Callable

@@ -19,9 +19,10 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
+    newest: int = 1,
 ) -> Tensor:
-    """softmax(scale * q @ K.T) @ V for each sequence, in float32. `plan` changes no number."""
-    del plan
+    """softmax(scale * q @ K.T) @ V for each sequence, in float32. `plan` and `newest` change no number."""
+    del plan, newest
     if lengths.device.type == "cpu":  # a look at the lengths costs nothing here: pages that nobody has are left out
         block_tables = block_tables[:, : -(-max(int(lengths.max()), 1) // k_cache.shape[2])]
     k, v = (_gather(cache, block_tables) for cache in (k_cache, v_cache))

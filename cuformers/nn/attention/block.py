@@ -117,6 +117,7 @@ class Attention(KernelModule):
             window=spec.window,
             softcap=spec.softcap,
             plan=step.plans.get(spec.window),
+            newest=step.newest,
             **self._norms(),
         )
 

@@ -1,0 +1,74 @@
+"""What steps say to the host: copied behind each step's back, read when the host gets to it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cuformers.cuda import streams
+from cuformers.engine.logprobs import Stretch
+from cuformers.engine.request import Request
+from cuformers.engine.runner import Output
+from cuformers.kernels.logprobs import Logprobs
+
+LEAST_TOKENS = 512
+"""Of a buffer: most steps sample fewer."""
+
+
+class Owner(NamedTuple):
+    """Whose a row of a step is."""
+
+    index: int
+    request: Request
+    counted: int
+    """Tokens by which the planner thinks the request to go on."""
+    target: int
+    """Of the request when the step began: it is another one once the request is computed anew."""
+
+
+class Letter(NamedTuple):
+    """What one step said, once `done` is past."""
+
+    tokens: Tensor
+    """[R, K]: of each of the step's rows; -1 after the last one."""
+    buffer: Tensor
+    """What they are in."""
+    done: streams.Event
+    owners: list[Owner]
+    """Of the rows that matter."""
+    logprobs: Logprobs | None
+    stretches: tuple[Stretch, ...]
+    """Of prompts that the step tells of."""
+    prompt_logprobs: Logprobs | None
+
+
+class Mail:
+    """Letters of one engine; their buffers are used again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: list[tuple[Tensor, streams.Event]] = []
+
+    def send(self, output: Output, owners: list[Owner], stretches: tuple[Stretch, ...]) -> Letter:
+        """Starts the copies."""
+        tokens = output.tokens
+        assert tokens is not None, "a step that has sampled"
+        buffer, done = self._free.pop() if self._free else (None, streams.event(self._device))
+        if buffer is None or buffer.numel() < tokens.numel():
+            buffer = streams.pinned_empty((max(tokens.numel(), LEAST_TOKENS),), torch.int64)
+        buffer[: tokens.numel()].copy_(tokens.flatten(), non_blocking=True)
+        logprobs, prompts = _downloaded(output.logprobs), _downloaded(output.prompt_logprobs)
+        done.record()
+        shaped = buffer[: tokens.numel()].view(tokens.shape[0], -1)
+        return Letter(shaped, buffer, done, owners, logprobs, stretches, prompts)
+
+    def read(self, letter: Letter) -> list[list[int]]:
+        """Waits for a letter: its tokens by row. Its other tensors are good as long as it is kept."""
+        letter.done.synchronize()
+        tokens = letter.tokens.tolist()
+        self._free.append((letter.buffer, letter.done))
+        return tokens
+
+
+def _downloaded(logprobs: Logprobs | None) -> Logprobs | None:
+    return None if logprobs is None else Logprobs(*(streams.download(x) for x in logprobs))
