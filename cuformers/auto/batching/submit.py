@@ -38,6 +38,13 @@ class Terms:
     cache_salt: str = ""
     """Prompts share the cache only with prompts of the same salt."""
 
+    def check(self) -> None:
+        """Raises ValueError for what the engine could not put in order or look up: all of its requests would fail."""
+        if type(self.priority) is not int:
+            raise bad_argument("priority", self.priority, "an integer")
+        if not isinstance(self.cache_salt, str):
+            raise bad_argument("cache_salt", self.cache_salt, "a string")
+
 
 class Submitter:
     """Makes the requests of one manager. Usable from any thread."""
@@ -87,6 +94,7 @@ class Submitter:
     ) -> list[Tracked]:
         """The requests of a prompt: its own, and of further answers `<request_id>__child#<number>`."""
         try:
+            terms.check()
             prompt = read_prompt(input_ids, self._vocab_size)
             resolved = options.resolved(len(prompt))
             names = [request_id, *(f"{request_id}__child#{i}" for i in range(len(seeds) - 1))]
@@ -102,10 +110,10 @@ class Submitter:
         request = Request(
             prompt=prompt,
             max_new_tokens=resolved.max_new_tokens,
-            eos=resolved.eos_token_ids,
+            eos=tuple(token for token in resolved.eos_token_ids if token < self._vocab_size),
             sampling=Sampling(
                 temperature=warpers.temperature,
-                top_k=warpers.top_k,
+                top_k=min(warpers.top_k, self._vocab_size),
                 top_p=warpers.top_p,
                 min_p=warpers.min_p,
                 seed=seed,
