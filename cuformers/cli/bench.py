@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from cuformers.base.errors import bad_argument
 from cuformers.cli.model_flags import add_model_flags, load_model
 from cuformers.cli.parser import verb_parser
 
@@ -55,12 +56,15 @@ def main(argv: Sequence[str]) -> int:
         ValueError: arguments or a checkpoint that are not possible.
     """
     arguments = _parser().parse_args(argv)
+    if arguments.requests < 1:
+        raise bad_argument("--requests", arguments.requests, "an integer from 1")
     model = _model(arguments)
     from cuformers.cli.offline_works import WORKS
     from cuformers.cuda.rates import measure
 
     rates = measure(model.device, model.dtype)
-    figures = [serve_offline(model, name, WORKS[name](arguments.requests), rates) for name in arguments.works]
+    works = {name: WORKS[name](arguments.requests, model.config.vocab_size) for name in arguments.works}
+    figures = [serve_offline(model, name, work, rates) for name, work in works.items()]
     if arguments.json:
         print(json.dumps({"rates": rates._asdict(), "works": [asdict(f) for f in figures]}))
         return 0

@@ -21,43 +21,47 @@ class Work:
     """Tokens to generate for each."""
 
 
-def even(count: int = 256, length: int = 1024, new: int = 1024) -> Work:
+LARGEST_TOKEN = 10000
+"""Of the prompts; the last one of smaller vocabularies."""
+
+
+def even(count: int, vocab_size: int = LARGEST_TOKEN + 1, length: int = 1024, new: int = 1024) -> Work:
     """Requests of one size."""
-    draw = random.Random(0)
+    draw, largest = random.Random(0), min(LARGEST_TOKEN, vocab_size - 1)
     return Work(
-        prompts=[[draw.randint(0, 10000) for _ in range(length)] for _ in range(count)], new_tokens=[new] * count
+        prompts=[[draw.randint(0, largest) for _ in range(length)] for _ in range(count)], new_tokens=[new] * count
     )
 
 
-def mixed(count: int = 256, least: int = 100, most: int = 1024) -> Work:
+def mixed(count: int, vocab_size: int = LARGEST_TOKEN + 1, least: int = 100, most: int = 1024) -> Work:
     """Lengths of prompt and answer uniform in least..most, drawn as nano-vllm's benchmark draws them from seed 0."""
-    draw = random.Random(0)
-    prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(least, most))] for _ in range(count)]
+    draw, largest = random.Random(0), min(LARGEST_TOKEN, vocab_size - 1)
+    prompts = [[draw.randint(0, largest) for _ in range(draw.randint(least, most))] for _ in range(count)]
     return Work(prompts=prompts, new_tokens=[draw.randint(least, most) for _ in range(count)])
 
 
-WORKS: Mapping[str, Callable[[int], Work]] = {"even": even, "mixed": mixed}
-"""By the name that the command line gives them."""
+WORKS: Mapping[str, Callable[..., Work]] = {"even": even, "mixed": mixed}
+"""By the name that the command line gives them; made for a number of requests and a vocabulary."""
 
 
 def floor_seconds(model: "PreTrainedModel", work: Work, rates: Rates) -> float:
     """The least time for a work, all of it running from the start: see docs/continuous-batching.md for the formula."""
     head = model.lm_head.weight
     total = sum(p.numel() for p in model.model.layers.parameters())
-    steps, tokens = max(work.new_tokens), sum(work.new_tokens)
+    steps, tokens = max(work.new_tokens) - 1, sum(work.new_tokens)  # the prompts give the first tokens
     keys = sum(_key_bytes(model, len(p), new) for p, new in zip(work.prompts, work.new_tokens))
-    weights = 2 * tokens * (total + head.numel()) / rates.flops
+    weights = 2 * ((tokens - len(work.prompts)) * total + tokens * head.numel()) / rates.flops
     weights = max(weights, steps * (total + head.numel()) * head.element_size() / rates.bytes_per_second)
     prefill = sum(2 * total * len(p) + _attention_flops(model, len(p)) for p in work.prompts)
     return keys / rates.bytes_per_second + weights + prefill / rates.flops
 
 
 def _key_bytes(model: "PreTrainedModel", prompt: int, new: int) -> int:
-    """Bytes of keys and values that the decode steps of one request read."""
+    """Bytes of keys and values that the decode steps of one request read; its first token comes of the prompt."""
     size, count = model.lm_head.weight.element_size(), 0
     for spec in model.model.attention_specs:
         window = spec.window or prompt + new
-        count += 2 * spec.num_kv_heads * spec.head_dim * sum(min(prompt + i, window) for i in range(1, new + 1))
+        count += 2 * spec.num_kv_heads * spec.head_dim * sum(min(prompt + i, window) for i in range(1, new))
     return count * size
 
 
