@@ -8,9 +8,10 @@ from torch import Tensor
 
 from cuformers.auto.beams import BeamSearch
 from cuformers.auto.prompts import Prompts, check_prompts, read_prompts
+from cuformers.auto.requests import engine_request
 from cuformers.engine.group import Group, Trace
-from cuformers.engine.request import Request, Sampling
-from cuformers.generation.build import PrefixFunction, build_processors, fused_warpers
+from cuformers.engine.request import Request
+from cuformers.generation.build import PrefixFunction, build_processors
 from cuformers.generation.config import GenerationConfig
 from cuformers.generation.output import GenerateDecoderOnlyOutput, GenerateOutput
 from cuformers.generation.processors import LogitsProcessor
@@ -54,7 +55,8 @@ def generate(
 
     Returns:
         [B * num_return_sequences, S + new tokens], int64, each row the input and its continuation, rows that ended
-        early filled with the pad token, a prompt's answers one after the other, of beam search the best first; with return_dict_in_generate=True an object that holds this as `sequences`.
+        early filled with the pad token, a prompt's answers one after the other, of beam search the best first; with
+        return_dict_in_generate=True an object that holds this as `sequences`.
 
     Raises:
         ValueError: an option that is unknown, impossible or not supported; a prompt that can't be used.
@@ -94,7 +96,7 @@ def generate(
         keep_scores=resolved.output_scores,
     )
     hook = _hook(prompts, group, criteria, streamer)
-    requests = _requests(prompts, resolved, group, hook)
+    requests = _requests(prompts, resolved, config.vocab_size, group, hook)
     group.batch.extend(requests)
     try:
         if streamer is not None:
@@ -148,27 +150,16 @@ def _hook(
 
 
 def _requests(
-    prompts: Prompts, resolved: ResolvedGeneration, group: Group, hook: Callable[[Request, int], bool] | None
+    prompts: Prompts,
+    resolved: ResolvedGeneration,
+    vocab_size: int,
+    group: Group,
+    hook: Callable[[Request, int], bool] | None,
 ) -> list[Request]:
-    warpers = fused_warpers(resolved)
     rows = [row for row in prompts.rows for _ in range(resolved.num_return_sequences)]
     seeds = row_seeds(resolved.seed, len(rows)) if resolved.do_sample else [0] * len(rows)
     return [
-        Request(
-            prompt=row,
-            max_new_tokens=resolved.max_new_tokens,
-            eos=resolved.eos_token_ids,
-            sampling=Sampling(
-                temperature=warpers.temperature,
-                top_k=warpers.top_k,
-                top_p=warpers.top_p,
-                min_p=warpers.min_p,
-                seed=seed,
-            ),
-            group=group,
-            on_token=hook,
-        )
-        for row, seed in zip(rows, seeds)
+        engine_request(row, resolved, seed, vocab_size, group=group, on_token=hook) for row, seed in zip(rows, seeds)
     ]
 
 

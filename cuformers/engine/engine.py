@@ -29,7 +29,6 @@ from cuformers.engine.request import Drafts, Finish, Request
 from cuformers.engine.runner import Mode, Output, Runner
 from cuformers.engine.state import write_rows, write_tables
 from cuformers.engine.step_size import ROW_SIZES
-from cuformers.kernels.logprobs import Logprobs
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.cache import CacheLayout, PagedCache, layout
 from cuformers.nn.decoder import CausalLM

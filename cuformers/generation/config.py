@@ -90,6 +90,11 @@ class GenerationConfig:
     early_stopping: bool | str | None = None
     """When beam search ends. True: with num_beams answers. False: when going on hardly finds better ones, judged by the
     present length. "never": when it can't, judged by the longest length that helps. Default False."""
+    prompt_lookup_num_tokens: int | None = None
+    """Tokens to guess in each step, as those that followed the last place where the newest tokens stood before, and to
+    check: the same answer, sooner where it repeats itself or the prompt. Default: none."""
+    max_matching_ngram_size: int | None = None
+    """Newest tokens that prompt lookup looks for, at the most. Default 3."""
     num_return_sequences: int | None = None
     """Answers per prompt; more than one needs do_sample=True, or as many beams. Default 1."""
     return_dict_in_generate: bool | None = None

@@ -75,6 +75,10 @@ class ResolvedGeneration:
     """Only for beams."""
     early_stopping: bool | str = False
     """Only for beams; True, False or "never"."""
+    prompt_lookup_num_tokens: int = 0
+    """0: no prompt lookup."""
+    max_matching_ngram_size: int = 3
+    """Only for prompt lookup."""
     num_return_sequences: int = 1
     """Answers per prompt."""
     return_dict_in_generate: bool = False

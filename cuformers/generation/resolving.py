@@ -96,6 +96,8 @@ def resolve(
         num_beams=_or(merged.num_beams, 1),
         length_penalty=_or(merged.length_penalty, 1.0),
         early_stopping=_or(merged.early_stopping, False),
+        prompt_lookup_num_tokens=_or(merged.prompt_lookup_num_tokens, 0),
+        max_matching_ngram_size=_or(merged.max_matching_ngram_size, 3),
         num_return_sequences=_or(merged.num_return_sequences, 1),
         **outputs,
     )

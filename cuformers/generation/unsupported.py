@@ -60,8 +60,6 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "assistant_lookbehind": Unsupported((10,), _INERT_ASSISTED, inert=True),
     "target_lookbehind": Unsupported((10,), _INERT_ASSISTED, inert=True),
     "assistant_ensemble_weight": Unsupported((), _INERT_ASSISTED, inert=True),
-    "max_matching_ngram_size": Unsupported((), _INERT_ASSISTED, inert=True),
-    "prompt_lookup_num_tokens": Unsupported((), _ASSISTED),
     "assistant_early_exit": Unsupported((), _ASSISTED),
     "speculation_type": Unsupported((), _ASSISTED),
 }

@@ -116,7 +116,7 @@ def test_unknown_options_are_refused_with_close_names(name: str) -> None:
 
 REFUSED = [
     ("penalty_alpha", 0.6), ("guidance_scale", 1.5), ("watermarking_config", {"bias": 2.0}), ("constraints", [1]),
-    ("token_healing", True), ("prompt_lookup_num_tokens", 3), ("use_mtp", True),
+    ("token_healing", True), ("use_mtp", True),
     ("cache_implementation", "quantized"), ("cache_config", {"nbits": 4}), ("output_attentions", True),
     ("encoder_repetition_penalty", 1.2), ("compile_config", object()), ("num_beam_groups", 2), ("dola_layers", "low"),
 ]  # fmt: skip

@@ -11,10 +11,10 @@ from cuformers.auto.batching.output import RequestStatus
 from cuformers.auto.batching.prompt import as_list, read_prompt
 from cuformers.auto.batching.stops import MaxTime, StopStrings
 from cuformers.auto.batching.tracked import Tracked
+from cuformers.auto.requests import engine_request
 from cuformers.base.errors import bad_argument
 from cuformers.engine.config import ContinuousBatchingConfig
-from cuformers.engine.request import Request, Sampling
-from cuformers.generation.build import fused_warpers
+from cuformers.engine.request import Request
 from cuformers.generation.resolved import ResolvedGeneration
 from cuformers.generation.seeds import row_seed, row_seeds
 from cuformers.generation.text import Decodes
@@ -105,19 +105,12 @@ class Submitter:
     def _tracked(
         self, request_id: str, prompt: list[int], resolved: ResolvedGeneration, terms: Terms, seed: int
     ) -> Tracked:
-        warpers = fused_warpers(resolved)
         wants_logprobs = self._config.return_logprobs or resolved.output_logprobs
-        request = Request(
-            prompt=prompt,
-            max_new_tokens=resolved.max_new_tokens,
-            eos=tuple(token for token in resolved.eos_token_ids if token < self._vocab_size),
-            sampling=Sampling(
-                temperature=warpers.temperature,
-                top_k=min(warpers.top_k, self._vocab_size),
-                top_p=warpers.top_p,
-                min_p=warpers.min_p,
-                seed=seed,
-            ),
+        request = engine_request(
+            prompt,
+            resolved,
+            seed,
+            self._vocab_size,
             group=self._groups.of(resolved),
             priority=terms.priority,
             cache_salt=terms.cache_salt,

@@ -17,7 +17,7 @@ LOG2E = 1.4426950408889634
 MERGED_AT_ONCE = 32
 """Parts that a program of the merge holds at once."""
 MERGERS = 8
-"""Programs of the merge for each multiprocessor, at the most: mostly few rows are split, and idle programs cost time."""
+"""Programs of the merge for each multiprocessor, at the most: few rows are split, and idle programs cost time."""
 
 
 class AttentionConfig(NamedTuple):
@@ -83,7 +83,8 @@ def paged_attention(
         q.stride(0), block_tables.stride(0), k_cache.stride(0), v_cache.stride(0),
         float(scale if softcap is not None else scale * LOG2E), float(softcap or 0.0),
         HKV=HKV, G=G, PAGE=PAGE, BLOCK_M=max(16, triton.next_power_of_2(G)), BLOCK_S=cut.block_s, STAGES=cut.stages,
-        EARLY=cut.early and newest == 1, SOFTCAP=softcap is not None, UPCAST=interpreted(), num_warps=cut.num_warps, **shape, **launch,
+        EARLY=cut.early and newest == 1, SOFTCAP=softcap is not None, UPCAST=interpreted(), num_warps=cut.num_warps,
+        **shape, **launch,
     )  # fmt: skip
     rows = plan.split_rows.shape[0]
     merge_kernel[(min(rows, max(1, MERGERS * sms(q.device) // num_heads)), num_heads)](
