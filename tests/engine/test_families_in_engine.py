@@ -20,7 +20,7 @@ from cuformers.engine import engine as engine_module
 from cuformers.engine.block_manager import BlockManager
 from cuformers.engine.capacity import Capacity
 from cuformers.engine.engine import Engine
-from cuformers.engine.request import Finish, Request
+from cuformers.engine.request import Drafts, Finish, Request
 from cuformers.nn.cache import layout
 
 NEW = 18
@@ -98,7 +98,8 @@ def draw_engine(
     model, page = shared(name), rng.choice((4, 8))
     windows = layout([spec.window for spec in model.model.attention_specs]).windows
     blocks = BlockManager(num_blocks=1, block_size=page, windows=windows, prefix_cache=False)
-    need = max(blocks.most_pages(request.max_length, 1) for request in requests)
+    ahead = 1 + max(request.drafts.count if request.drafts else 0 for request in requests)
+    need = max(blocks.most_pages(request.max_length, ahead) for request in requests)
     pages = need + len(windows) * rng.choice((0, 1, 4))
     patch.setattr(engine_module, "PAGE_SIZE", page)
     engine = Engine(model, max_batch_tokens=step_tokens)
@@ -151,6 +152,9 @@ def test_storms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         rng = random.Random(where)
         cases = draw_cases(name, step_tokens, rng)
         requests = [case.request for case in cases]
+        if rng.random() < 0.3:
+            for request in requests:
+                request.drafts = Drafts(count=3)
         engine = draw_engine(name, requests, step_tokens, lag, rng, monkeypatch)
         check(cases, storm(engine, requests, rng), where)
         assert engine.planner is not None
