@@ -7,6 +7,7 @@ from cuformers.kernels.invariant_linear import reference, triton
 from cuformers.kernels.norm_args import Norm
 
 from .invariance import Operands, check_cuts, check_numbers_of_rows
+from .invariant_ops import Heads, check_attention, check_rope, check_rows, nearly
 from .judge import error
 
 CPU = torch.device("cpu")
@@ -68,3 +69,16 @@ def test_unaligned_rows_and_no_rows() -> None:
     weight, x = torch.randn(8, 16), torch.randn(3 * 16 + 1)[1:].view(3, 16)
     assert x.data_ptr() % 16 and error(triton.invariant_linear(x, weight), x @ weight.T) < 1e-5
     assert triton.invariant_linear(x[:0], weight).shape == (0, 8)
+
+
+@pytest.mark.parametrize("heads", [Heads(4, 2, 32), Heads(2, 1, 16, window=20, softcap=20.0)], ids=str)
+def test_how_a_sequence_is_cut_changes_no_result(heads: Heads) -> None:
+    check_attention(heads, 70, torch.float32, CPU, nearly, (1, 33))
+
+
+def test_rotation_with_and_without_a_cache() -> None:
+    check_rope(Heads(6, 3, 32), torch.float32, CPU, nearly, (1, 5, 33))
+
+
+def test_ops_that_work_a_row_at_a_time() -> None:
+    check_rows(torch.float32, CPU, nearly, (1, 9), 300, 40)

@@ -1,6 +1,7 @@
 """The table of a deterministic model: what is in it, when it is refused, and the gradients around its kernels."""
 
-from typing import NamedTuple
+import re
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -36,15 +37,72 @@ def test_what_can_not_be_is_refused_with_a_reason() -> None:
         select(H200, "reference", deterministic=True)
 
 
-def test_the_walk_over_the_keys_is_one_for_all_numbers_of_queries() -> None:
-    pytest.importorskip("triton")
+H200_ONLY = (9, 0)
+HALF_CUTS = [(64, 1), (128, 4), (80, 5), (256, 2), (128, 71)]
+"""(head_dim, query heads of a kv head)."""
+
+
+def cuts(on: tuple[int, int], head_dim: int, group: int, dtype: torch.dtype) -> set[Any]:
+    """Every cut that may be chosen."""
     from cuformers.kernels.invariant.attention import cut
 
-    for group, head_dim, dtype in ((1, 64, torch.bfloat16), (5, 128, torch.float16), (128, 256, torch.bfloat16)):
-        cuts = [cut(T, N, group, head_dim, dtype) for T in (1, 64, 5000) for N in (1, 7, 64)]
-        assert len({c.block_s for c in cuts}) == 1
-        assert all(c.block_m >= max(64, group) and c.block_m == 16 * c.num_warps for c in cuts)
-    assert len({cut(T, 1, 2, 128, torch.float32) for T in (1, 64, 5000)}) == 1
+    return {cut(T, N, group, head_dim, dtype, on) for T in (1, 63, 64, 5000) for N in (1, 7, 64)}
+
+
+@pytest.mark.parametrize(("head_dim", "group"), HALF_CUTS)
+def test_tiles_of_keys_are_the_same_for_all_numbers_of_queries(head_dim: int, group: int) -> None:
+    pytest.importorskip("triton")
+    assert len({c.block_s for c in cuts(H200_ONLY, head_dim, group, torch.bfloat16)}) == 1
+    assert len(cuts(H200_ONLY, head_dim, group, torch.float32)) == 1
+    assert len(cuts((8, 0), head_dim, group, torch.bfloat16)) == 1
+
+
+def compiled(on: tuple[int, int], head_dim: int, group: int, one: Any) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from cuformers.kernels.chunk_attention.kernel import chunk_kernel
+
+    constants = {
+        "HKV": 2, "G": group, "D": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "PAGE": 64,
+        "BLOCK_M": one.block_m, "BLOCK_S": one.block_s, "STAGES": one.stages, "WINDOW": True, "SOFTCAP": False,
+        "SINKS": False, "UPCAST": False, "PDL": on >= (9, 0),
+    }  # fmt: skip
+    known = {f"{name}_ptr": "*bf16" for name in ("q", "k", "v", "sinks", "out")} | {"scale": "fp32", "softcap": "fp32"}
+    known |= {f"{name}_ptr": "*i32" for name in ("tables", "bounds", "rows", "lengths")}
+    signature = {n: "constexpr" if n in constants else known.get(n, "i32") for n in chunk_kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t[0] == "*" or t == "i32"}
+    source = ASTSource(chunk_kernel, signature, constants, aligned)
+    options = {"num_warps": one.num_warps, "num_stages": 1}
+    return triton.compile(source, target=GPUTarget("cuda", 10 * on[0] + on[1], 32), options=options).asm
+
+
+def warps(ir: str) -> set[tuple[str, str]]:
+    """(warps along the rows, warps along the keys) of every matrix that is reduced."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ir, re.MULTILINE))
+    reduced = {layouts[name] for name in re.findall(r"\}\) : \(tensor<\d+x\d+xf32, (#\w+)>\)", ir)}
+    return {found for layout in reduced for found in re.findall(r"warpsPerCTA = \[(\d+), (\d+)\]", layout)}
+
+
+@pytest.mark.parametrize(("head_dim", "group"), HALF_CUTS)
+def test_on_hopper_every_tile_takes_the_sums_of_a_row_within_a_warp(head_dim: int, group: int) -> None:
+    pytest.importorskip("triton")
+    for one in cuts(H200_ONLY, head_dim, group, torch.bfloat16):
+        asm = compiled(H200_ONLY, head_dim, group, one)
+        assert warps(asm["ttgir"]) == {(str(one.num_warps), "1")} and "wgmma.mma_async" in asm["ptx"]
+
+
+@pytest.mark.parametrize("on", [(8, 0), (9, 0), (10, 0), (12, 0)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_full_tiles_and_those_on_the_diagonal_round_alike(on: tuple[int, int], head_dim: int) -> None:
+    """Every exponential is followed by one fused product and sum, in each of the kernel's loops."""
+    pytest.importorskip("triton")
+    if head_dim == 256 and on == (12, 0):
+        pytest.skip("refused there")
+    for one in cuts(on, head_dim, 2, torch.bfloat16):
+        ptx = compiled(on, head_dim, 2, one)["ptx"]
+        assert ptx.count("fma.rn.f32") == ptx.count("ex2.approx") > 0
 
 
 class Two(NamedTuple):

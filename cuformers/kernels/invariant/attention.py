@@ -1,9 +1,7 @@
 """Every attention as `chunk_attention` with one walk over the keys, so that a query's bits do not tell who asked.
 
 A query walks its keys tile by tile from position 0 on, and no walk is split. A decoding row is a chunk of one query.
-Tiles that a query sees nothing of leave its sums as they are, so the queries that share its tile do not matter. How
-many do may differ, as long as each warp holds whole rows of scores: a row's maximum and sum are then taken within a
-warp, in one order. With 4 warps the tensor cores' layouts have that from 64 rows on.
+Tiles that a query sees nothing of leave its sums as they are, so the queries that share its tile do not matter.
 """
 
 from functools import partial
@@ -12,15 +10,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cuformers.cuda.device import capability
+from cuformers.kernels.chunk_attention import triton as chunks
 from cuformers.kernels.chunk_attention.triton import ChunkConfig
-from cuformers.kernels.chunk_attention.triton import chunk_attention as chunks
 from cuformers.kernels.invariant.rope import rope_cache
 from cuformers.kernels.norm_args import Norm
 
 FEW_ROWS, MANY_ROWS = 64, 128
-"""Rows of a tile, (query, head) pairs: the same bits."""
-WIDE_DTYPE_ROWS = 32
-"""float32 has no tensor cores here, and its layouts follow the tile: there is one."""
+"""Rows of a tile: (query, head) pairs."""
+TWO_TILES = (9, 0)
+"""Capability where both are tensor-core tiles of the same layout, in which a warp holds whole rows of scores: their
+maxima and sums are then taken in one order. Smaller tiles, and elsewhere other sizes, spread a row over warps."""
 
 
 class OneQueryEach(NamedTuple):
@@ -32,20 +32,17 @@ class OneQueryEach(NamedTuple):
     """[N], int32."""
 
 
-def cut(T: int, N: int, group: int, head_dim: int, dtype: torch.dtype) -> ChunkConfig:
-    """How N chunks of T queries together are cut; block_s follows from the model alone.
+def cut(
+    T: int, N: int, group: int, head_dim: int, dtype: torch.dtype, on: tuple[int, int] | None
+) -> ChunkConfig:
+    """How N chunks of T queries together are cut on a GPU of capability `on`; tiles of keys follow from the model.
 
     Example:
-        >>> cut(64, 64, 4, 128, torch.bfloat16).block_m, cut(4096, 1, 4, 128, torch.bfloat16).block_m
-        (64, 128)
+        >>> [cut(T, 1, 4, 128, torch.bfloat16, (9, 0)).block_m for T in (1, 4096)]
+        [64, 128]
     """
-    block_s = 64 if dtype.itemsize == 2 and head_dim <= 128 else 32
-    least = 1 << (group - 1).bit_length()
-    if dtype.itemsize != 2:
-        return ChunkConfig(max(WIDE_DTYPE_ROWS, least), block_s, 4, 2)
-    many = head_dim <= 128 and T * group > FEW_ROWS * N
-    block_m = max(MANY_ROWS if many else FEW_ROWS, least)
-    return ChunkConfig(block_m, block_s, 8 if block_m >= 128 else 4, 2)
+    few = on == TWO_TILES and dtype.itemsize == 2 and T * group <= FEW_ROWS * N
+    return chunks.config(FEW_ROWS if few else MANY_ROWS, group, head_dim, dtype)
 
 
 def chunk_attention(
@@ -64,9 +61,9 @@ def chunk_attention(
 ) -> Tensor:
     """See the op's package."""
     T, num_heads, head_dim = q.shape
-    one = cut(T, max(len(rows), 1), num_heads // k_cache.shape[1], head_dim, q.dtype)
-    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "cut": one}
-    return chunks(q, k_cache, v_cache, block_tables, bounds, rows, lengths, **options)
+    one = cut(T, max(len(rows), 1), num_heads // k_cache.shape[1], head_dim, q.dtype, capability(q.device))
+    attend = partial(chunks.chunk_attention, scale=scale, window=window, softcap=softcap, sinks=sinks, cut=one)
+    return attend(q, k_cache, v_cache, block_tables, bounds, rows, lengths)
 
 
 def attention_plan(lengths: Tensor, *, num_kv_heads: int, window: int | None = None) -> OneQueryEach:

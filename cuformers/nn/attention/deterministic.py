@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cuformers.base.errors import bad_argument
+from cuformers.cuda.device import capability
 from cuformers.kernels.recompute import recomputed
 from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem, AttentionSpec
 from cuformers.nn.attention.choose import choose_backend
@@ -62,6 +63,8 @@ class DeterministicAttention:
     def why_not(self, problem: AttentionProblem) -> str | None:
         if not 16 <= problem.head_dim <= 256:
             return f"takes a head_dim from 16 to 256, not {problem.head_dim}"
+        if problem.head_dim > 128 and (capability(problem.device) or (0, 0)) >= (12, 0):
+            return f"takes a head_dim up to 128 on this GPU, not {problem.head_dim}"  # sums are not rounded in one way
         return None
 
     def can_capture(self, problem: AttentionProblem) -> bool:
