@@ -91,7 +91,7 @@ def test_preemption_changes_no_bit(
     model: PreTrainedModel, alone: dict[int, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts that nearly fill a page, and outgrow it, in a pool that holds few of them."""
-    groups = len(set(spec.window for spec in model.model.attention_specs))
+    groups = len({spec.window for spec in model.model.attention_specs})
     small = Capacity(rows=8, length=512, pages=9 * groups, eos=8)
     monkeypatch.setattr(engine_module, "needed", lambda *_: small)
     engine = Engine(model, prefix_cache=False)

@@ -59,6 +59,7 @@ PRODUCT = {"BLOCK_K": 64, "GROUP": 8, "TMA": True, "UPCAST": False, "BIAS": True
     "SPLITS": 1,
     "PARTIAL": False,
     "ACTIVATION": "none",
+    "AHEAD": 0,
 }
 SPLIT = {"SPLITS": 38, "CANDIDATES": 64, "SHIFT": 16}
 LOGPROBS = {"GROUPS": 4748, "GROUP": 32}
@@ -77,6 +78,10 @@ BUILDS = [
     Build(
         "invariant_linear.kernel.product_kernel",
         PRODUCT | {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_N2": 64, "ACTIVATION": "silu", "TMA": False},
+    ),
+    Build(
+        "invariant_linear.kernel.product_kernel",
+        PRODUCT | {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_N2": 32, "ACTIVATION": "silu", "AHEAD": 512},
     ),
     Build("invariant_linear.kernel.sum_kernel", {"SPLITS": 2, "BLOCK": 1024, "BIAS": True, "RESIDUAL": True}),
     Build(

@@ -1,6 +1,7 @@
 """How an invariant product is cut.
 
-Chunks of K fix a row's bits: they follow from the weight's shape. Tiles do not: a cost model picks them by T.
+Chunks of K fix a row's bits: they follow from the weight's shape. Tiles do not: a cost model picks them by T. On
+Hopper tiles below 64 rows use another tensor-core instruction, which adds in the same order.
 """
 
 from functools import cache
@@ -18,7 +19,7 @@ class Tile(NamedTuple):
     """What one program computes."""
 
     block_m: int
-    """Rows of x. From 64 on, so that all sizes use the same tensor-core instruction on Hopper."""
+    """Rows of x."""
     block_n: int
     """Outputs."""
     block_n2: int
@@ -46,6 +47,12 @@ class Cut(NamedTuple):
     are stored as one plain product, and the activation follows."""
 
 
+SMALL_TILES = (
+    Tile(16, 32, 1, 4, 8, 4, True),
+    Tile(16, 64, 1, 4, 8, 2, True),
+    Tile(32, 32, 1, 4, 8, 3, True),
+    Tile(32, 64, 1, 4, 6, 3, True),
+)
 TILES = (
     Tile(64, 16, 1, 4, 8, 2, True),
     Tile(64, 32, 1, 4, 8, 2, True),
@@ -57,6 +64,11 @@ TILES = (
     Tile(128, 128, 64, 8, 4, 1, False),
     Tile(128, 256, 1, 8, 4, 1, False),
     Tile(256, 128, 64, 8, 4, 1, False),
+)
+SMALL_GATED_TILES = (
+    Tile(16, 16, 16, 4, 8, 4, False),
+    Tile(16, 32, 32, 4, 8, 2, False),
+    Tile(32, 32, 32, 4, 6, 3, False),
 )
 GATED_TILES = (
     Tile(64, 16, 16, 4, 8, 2, False),
@@ -100,18 +112,24 @@ def chunk(K: int, count: int) -> int:
 
 
 @cache
-def config(N: int, K: int, T: int, *, count: int, gated: bool, num_sms: int) -> Cut:
-    """The cheapest cut for x [T, K] by a weight of N outputs (2N rows where gated), by `_cost`."""
-    return min(cuts(count, gated=gated), key=lambda cut: _cost(cut, N, K, T, count, gated, num_sms))
+def config(N: int, K: int, T: int, *, count: int, gated: bool, num_sms: int, small: bool = True) -> Cut:
+    """The cheapest cut for x [T, K] by a weight of N outputs (2N rows where gated), by `_cost`; see `cuts`."""
+    return min(cuts(count, gated=gated, small=small), key=lambda cut: _cost(cut, N, K, T, count, gated, num_sms))
 
 
-def cuts(count: int, *, gated: bool) -> tuple[Cut, ...]:
-    """All cuts that give the bits of a product of so many chunks; gated products have one."""
+def cuts(count: int, *, gated: bool, small: bool = True) -> tuple[Cut, ...]:
+    """All cuts that give the bits of a product of so many chunks; gated products have one.
+
+    Args:
+        small: tiles below 64 rows too.
+    """
+    tiles = (*SMALL_TILES, *TILES) if small else TILES
     if gated:
-        return (*map(Cut, GATED_TILES), *(Cut(tile, "gate") for tile in TILES))
+        own = (*SMALL_GATED_TILES, *GATED_TILES) if small else GATED_TILES
+        return (*map(Cut, own), *(Cut(tile, "gate") for tile in tiles))
     if count == 1:
-        return tuple(map(Cut, TILES))
-    return (*(Cut(tile) for tile in TILES if tile.holds_chunks), *(Cut(tile, "sum") for tile in TILES))
+        return tuple(map(Cut, tiles))
+    return (*(Cut(tile) for tile in tiles if tile.holds_chunks), *(Cut(tile, "sum") for tile in tiles))
 
 
 MACS = 2.8e6

@@ -27,6 +27,17 @@ def _load(src, row, col, rows, K, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, TM
 
 
 @triton.jit
+def _ask_for(ptr, row, col, rows, K, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
+    """Asks the L2 for rows row.. and columns col.. of a matrix [rows, K] of 2-byte elements, by lines of 128 bytes."""
+    r = tl.minimum(row + tl.arange(0, BLOCK), rows - 1)
+    k = tl.minimum(col + tl.arange(0, COLUMNS // 64) * 64, K - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr + r.to(tl.int64)[:, None] * K + k[None, :]],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def _multiply(acc, x, w, UPCAST: tl.constexpr):
     """acc [BLOCK_M, BLOCK] + x [BLOCK_M, BLOCK_K] @ w [BLOCK, BLOCK_K]^T."""
     if UPCAST:
@@ -92,16 +103,17 @@ def _place(unit, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "chunk"])
 def product_kernel(
-    x_ptr, w_ptr, w2_ptr, bias_ptr, residual_ptr, y_ptr, T, N, K, chunk, scale,
+    x_ptr, w_ptr, w2_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, T, N, K, chunk, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_N2: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     SPLITS: tl.constexpr, PARTIAL: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
+    ACTIVATION: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y [T, N] of x [T, K]. PARTIAL: the sums of each chunk instead, y [SPLITS, T, N] float32, nothing riding along.
 
     A tile has BLOCK_N outputs, and BLOCK_N2 more where that is above 1: with an ACTIVATION other than "none" those are
     the up rows of a weight [2N, K], gate rows first; else they follow the first, so that tiles need be no power of two.
-    x_ptr, w_ptr and w2_ptr (the weight again) are tensor descriptors where TMA.
+    x_ptr, w_ptr and w2_ptr (the weight again) are tensor descriptors where TMA. The first AHEAD columns of the weight
+    are on their way to the L2 while the kernel before still runs.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -113,6 +125,13 @@ def product_kernel(
     tiles = tiles_m * tiles_n
     units = tiles * SPLITS if PARTIAL else tiles
     if PDL:
+        if AHEAD > 0:
+            unit = tl.program_id(0)
+            n = _place(unit % tiles, tiles_m, tiles_n, GROUP)[1] * WIDTH
+            start = unit // tiles * chunk
+            _ask_for(weight_ptr, n, start, rows, K, BLOCK_N, AHEAD)
+            if BLOCK_N2 > 1:
+                _ask_for(weight_ptr, n + N if GATED else n + BLOCK_N, start, rows, K, BLOCK_N2, AHEAD)
         tl.extra.cuda.gdc_wait()
     for unit in tl.range(tl.program_id(0), units, tl.num_programs(0)):
         tile_m, tile_n = _place(unit % tiles, tiles_m, tiles_n, GROUP)

@@ -32,6 +32,11 @@ GROUP = 8
 """Tiles of rows that share a pass over the weight."""
 SUM_BLOCK = 1024
 """Outputs per program of `sum_kernel`."""
+AHEAD = 512
+"""Columns of the weight that are asked for before the kernel before has finished, where rows are few."""
+FEW_ROWS = 64
+BLACKWELL = 10
+"""Major capability whose larger tiles have tensor cores of their own: small tiles might round otherwise."""
 SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 """Shared memory that a program may have, KiB, by compute capability; 99 on the others."""
 
@@ -62,7 +67,8 @@ def product(
     count = 1 if gated else splits(N, K)
     if x.dtype == torch.float32:
         cut = Cut(GATED_WIDE_DTYPE_TILE if gated else WIDE_DTYPE_TILE)
-    cut = cut or config(N, K, T, count=count, gated=gated, num_sms=sms(x.device))
+    major = (capability(x.device) or (9, 0))[0]
+    cut = cut or config(N, K, T, count=count, gated=gated, num_sms=sms(x.device), small=major != BLACKWELL)
     if cut.then == "sum":
         for rows in (slice(i, i + PARTIAL_ROWS) for i in range(0, T, PARTIAL_ROWS)):
             r = None if residual is None else residual[rows]
@@ -136,11 +142,11 @@ def _launch(
         "enable_fp_fusion": False, **pdl(x.device),
     }  # fmt: skip
     product_kernel[(units,)](
-        x_in, w_in, w2_in, x if bias is None else bias, x if residual is None else residual, y,
+        x_in, w_in, w2_in, weight, x if bias is None else bias, x if residual is None else residual, y,
         T, N, K, chunk(K, count) if count > 1 else K, float(scale),
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_N2=tile.block_n2, BLOCK_K=block_k, GROUP=GROUP,
         SPLITS=count, PARTIAL=partial, BIAS=bias is not None, RESIDUAL=residual is not None,
-        ACTIVATION=activation, TMA=tma, UPCAST=interpreted(), **options,
+        ACTIVATION=activation, TMA=tma, UPCAST=interpreted(), AHEAD=AHEAD if T <= FEW_ROWS else 0, **options,
     )  # fmt: skip
 
 
