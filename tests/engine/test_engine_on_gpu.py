@@ -7,7 +7,10 @@ from cuformers.auto.causal_lm import AutoModelForCausalLM
 from cuformers.auto.config import AutoConfig
 from cuformers.auto.model import PreTrainedModel
 from cuformers.cuda.streams import no_hidden_sync
-from cuformers.engine.request import Request, Sampling
+from cuformers.engine import engine as engine_module
+from cuformers.engine.capacity import Capacity
+from cuformers.engine.engine import Engine
+from cuformers.engine.request import Drafts, Request, Sampling
 from tests.models.families import COMMON
 
 pytestmark = pytest.mark.gpu
@@ -79,3 +82,73 @@ def test_memory_comes_back(model: PreTrainedModel) -> None:
     load()
     flat = load()
     assert all(load() <= flat for _ in range(5))
+
+
+@pytest.fixture(scope="module", params=["qwen3", "gemma3_text"])
+def exact(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """In float32, where another order of sums changes no token."""
+    options = {"head_dim": 64, **({"sliding_window": 24} if request.param == "gemma3_text" else {})}
+    config = AutoConfig.for_model(request.param, **{**COMMON, **options})
+    return AutoModelForCausalLM.from_config(config, dtype="float32", device_map="cuda", seed=0)
+
+
+def work(**options: object) -> list[Request]:
+    """Prompts of many lengths, some alike, some that repeat themselves."""
+    draw = torch.Generator().manual_seed(0)
+    made = [torch.randint(3, 128, (n,), generator=draw).tolist() for n in (5, 300, 70, 33, 129, 64, 1, 200)]
+    prompts = [*made, made[1][:192] + made[2], made[3] * 5, made[1]]
+    return [Request(prompt=p, max_new_tokens=30 + 11 * i, **options) for i, p in enumerate(prompts)]  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def plain(exact: PreTrainedModel) -> list[list[int]]:
+    """The tokens of plain PyTorch, each request alone."""
+    exact.set_kernels("reference")
+    requests = work()
+    for request in requests:
+        exact.engine.run([request])
+    exact.set_kernels("auto")
+    return [r.generated for r in requests]
+
+
+@pytest.mark.parametrize("max_batch_tokens", [16, 100, 8192])
+@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize("drafts", [None, Drafts(count=4)], ids=str)
+def test_the_same_tokens_however_steps_are_cut(
+    exact: PreTrainedModel,
+    plain: list[list[int]],
+    max_batch_tokens: int,
+    tight: bool,
+    drafts: Drafts | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chunks and decodes in captured steps, with prefix hits, preemption and guessed tokens."""
+    if tight:
+        pages = 9 if exact.config.model_type == "qwen3" else 18  # gemma3 has two groups of layers or more
+        monkeypatch.setattr(engine_module, "needed", lambda *_: Capacity(rows=8, length=1024, pages=pages, eos=8))
+    engine = Engine(exact, max_batch_tokens=max_batch_tokens)
+    for _ in range(3):  # without graphs, while they are captured, and from them
+        requests = work(drafts=drafts)
+        engine.run(requests)
+        assert [r.generated for r in requests] == plain
+    assert engine.planner is not None and engine.runner is not None
+    stats = engine.planner.stats()
+    assert stats.num_free + stats.num_cached == stats.num_blocks and engine.runner.captures > 0
+    assert stats.hit_tokens > 0
+    if exact.config.model_type == "qwen3":  # windows give pages back, so that gemma3 seldom lacks any
+        assert (stats.preemptions > 0) == tight
+
+
+def test_log_probabilities_are_those_of_the_forward_pass(exact: PreTrainedModel) -> None:
+    requests = [Request(prompt=[3 + i, 4, 5, 6] * 20, max_new_tokens=9, logprobs=5 * i) for i in range(3)]
+    for _ in range(3):
+        for request in requests:
+            request.generated, request.finish, request.token_logprobs, request.top_logprobs = [], None, [], []
+        exact.engine.run(requests)
+    for i, request in enumerate(requests):
+        with torch.no_grad():
+            logits = exact(torch.tensor([request.context], device="cuda")).logits[0, len(request.prompt) - 1 : -1]
+        rows = logits.float().log_softmax(-1).cpu()
+        chosen = rows.gather(1, torch.tensor(request.generated)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(request.token_logprobs), chosen, rtol=1e-4, atol=1e-4)
+        assert [[t for t, _ in best] for best in request.top_logprobs] == rows.topk(5 * i).indices.tolist()
