@@ -12,7 +12,7 @@ from cuformers.auto.model import PreTrainedModel
 from cuformers.engine import engine as engine_module
 from cuformers.engine.capacity import Capacity
 from cuformers.engine.engine import Engine
-from cuformers.engine.request import Request, Sampling
+from cuformers.engine.request import Drafts, Request, Sampling
 
 pytestmark = [
     pytest.mark.gpu,
@@ -100,6 +100,28 @@ def test_preemption_changes_no_bit(
     assert engine.planner is not None and engine.planner.stats().preemptions > 0
     for number, one in zip(numbers, requests, strict=True):
         assert result(one) == alone[number], f"request {number}"
+
+
+def test_guessed_tokens_change_no_bit(model: PreTrainedModel, alone: dict[int, Any]) -> None:
+    """Steps that take several tokens of a row."""
+    engine = Engine(model)
+    for _ in range(3):
+        requests = [request(number) for number in range(7)]
+        for one in requests:
+            one.logprobs, one.drafts = None, Drafts(count=3)
+        engine.run(requests)
+        assert [one.generated for one in requests] == [alone[number][0] for number in range(7)]
+
+
+@torch.no_grad()
+def test_log_probabilities_of_prompts_are_those_of_a_plain_forward(model: PreTrainedModel) -> None:
+    requests = [Request(prompt=prompt(n), max_new_tokens=1, prompt_logprobs=0) for n in range(7)]
+    Engine(model, max_batch_tokens=100).run(requests)
+    for one in requests:
+        ids = torch.tensor([one.prompt], device="cuda")
+        if len(one.prompt) > 1:
+            expected = model.ops.logprobs(model(ids).logits[0, :-1], ids[0, 1:], 0).chosen
+            assert torch.equal(torch.tensor(one.prompt_token_logprobs[1:], device="cuda"), expected)
 
 
 def logprobs(model: PreTrainedModel, logits: Tensor, one: Request) -> Tensor:
