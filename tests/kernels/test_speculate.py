@@ -29,8 +29,8 @@ def found(context: tuple[int, ...], count: int, longest: int) -> list[int]:
     for n in range(min(longest, len(context) - 1), 0, -1):
         for end in range(len(context) - 1, n - 1, -1):
             if context[end - n : end] == context[-n:]:
-                known = context[end : end + count]
-                return [*known, *[-1] * (count - len(known))]
+                period = context[end:]
+                return [period[j % len(period)] for j in range(count)]
     return [-1] * count
 
 

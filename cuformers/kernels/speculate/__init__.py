@@ -5,8 +5,9 @@
     accept(sampled [B, K + 1] int64, drafts [B, K] int64, state) -> emitted [B, K + 1] int64, and in place
 
 `draft_lookup` guesses the next tokens of each busy row: it looks in the row's own history for the last earlier place
-where the row's last n tokens stand, n from `longest` down to 1, and copies what followed them, as far as it is known.
--1 stands where there is no draft. `count` and `longest` are at least 1.
+where the row's last n tokens stand, n from `longest` down to 1, and copies what followed them; after the row's last
+token it goes on with the first of them again, as a text does that repeats itself. -1 stands where nothing was found.
+`count` and `longest` are at least 1.
 
 `spread_drafts` makes K + 1 rows of each row b, which feed its own token and its drafts: row b * (K + 1) + j stands at
 position positions[b] + j and sees the keys up to its own. A draft runs only where those before it run, and where a

@@ -35,10 +35,11 @@ def _search(history, width, last, share, LONGEST: tl.constexpr, SHARES: tl.const
 
 @triton.jit
 def _follow(drafts, history, last, match, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Stores the K tokens after a match; -1 past the last one, or without a match."""
+    """Stores the K tokens after a match, again from the first of them after the row's last one; -1 without a match."""
     j = tl.arange(0, BLOCK_K)
-    at = (match & 0xFFFFFFFF) + 1 + j
-    token = tl.load(history + at, mask=(match > 0) & (at <= last) & (j < K), other=-1)
+    end = match & 0xFFFFFFFF
+    at = end + 1 + j % tl.maximum(last - end, 1)
+    token = tl.load(history + at, mask=(match > 0) & (j < K), other=-1)
     tl.store(drafts + j, token.to(tl.int64), mask=j < K)
 
 

@@ -20,9 +20,9 @@ def draft_lookup(state: DecodeState, count: int, longest: int = 3) -> Tensor:
         matched += same
     best = matched.amax(1, keepdim=True)
     end = index.where(matched == best, -1).amax(1, keepdim=True)
-    at = end + 1 + torch.arange(count, device=history.device)
+    at = end + 1 + torch.arange(count, device=history.device) % (last - end).clamp(min=1)
     drafts = history.gather(1, at.clamp(max=history.shape[1] - 1)).long()
-    return drafts.where((best > 0) & (at <= last), -1)
+    return drafts.where(best > 0, -1)
 
 
 def spread_drafts(state: DecodeState, drafts: Tensor) -> DraftRows:
