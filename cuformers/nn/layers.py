@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from cuformers.kernels.linear import rides
 from cuformers.nn.attention.block import Attention
 from cuformers.nn.mlp import GatedMLP
 from cuformers.nn.norm import RMSNorm
@@ -24,8 +25,12 @@ class PreNormLayer(nn.Module):
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """[T, H] -> [T, H]."""
-        x = self.self_attn(x, step, norm=self.input_layernorm, residual=x, scale=self.residual_scale)
-        return self.mlp(x, norm=self.post_attention_layernorm, residual=x, scale=self.residual_scale)
+        scale, norm = self.residual_scale, self.post_attention_layernorm
+        if rides(x.shape[0]) or scale != 1.0 or norm.ops.deterministic:
+            x = self.self_attn(x, step, norm=self.input_layernorm, residual=x, scale=scale)
+            return self.mlp(x, norm=norm, residual=x, scale=scale)
+        h, x = norm.of_sum(self.self_attn(x, step, norm=self.input_layernorm), x)
+        return self.mlp(h, residual=x, overwrite=True)
 
 
 class PostNormLayer(nn.Module):

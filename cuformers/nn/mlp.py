@@ -44,9 +44,15 @@ class GatedMLP(KernelModule):
         return groups if self.down_proj.bias is not None else groups[:1]
 
     def forward(
-        self, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None, scale: float = 1.0
+        self,
+        x: Tensor,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
+        overwrite: bool = False,
     ) -> Tensor:
-        """residual + scale * mlp(norm(x)): [T, H] -> [T, H]."""
+        """residual + scale * mlp(norm(x)): [T, H] -> [T, H]; for `overwrite` see `project`."""
         one = one_map(self.ops, self.leaves)
         if one is not None:
             weight, bias = one
@@ -54,7 +60,7 @@ class GatedMLP(KernelModule):
             h = self.ops.gated_linear(x, weight, bias, self.activation, norm=args)
         else:
             h = self.ops.gated_activation(project(self.ops, x, self.leaves, norm=norm), self.activation)
-        return project(self.ops, h, (self.down_proj,), residual=residual, scale=scale)
+        return project(self.ops, h, (self.down_proj,), residual=residual, scale=scale, overwrite=overwrite)
 
 
 class PackedMLP(GatedMLP):

@@ -32,5 +32,9 @@ class RMSNorm(KernelModule):
         """residual + norm(x)."""
         return self.ops.rms_norm_add(x, residual, *self.args)
 
+    def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual); the sum is new memory."""
+        return self.ops.add_rms_norm(x, residual, *self.args)
+
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}"

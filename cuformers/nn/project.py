@@ -119,13 +119,17 @@ def project(
     norm: RMSNorm | None = None,
     residual: Tensor | None = None,
     scale: float = 1.0,
+    overwrite: bool = False,
 ) -> Tensor:
-    """residual + scale * concat(leaf(norm(x)) for each leaf): [T, K] -> [T, sum N]."""
+    """residual + scale * concat(leaf(norm(x)) for each leaf): [T, K] -> [T, sum N].
+
+    With `overwrite` the residual is nobody else's: its memory may become the result's.
+    """
     one = one_map(ops, leaves)
     if one is not None:
         weight, bias = one
         args = norm.args if norm is not None else None
-        return ops.linear(x, weight, bias, norm=args, residual=residual, scale=scale)
+        return ops.linear(x, weight, bias, norm=args, residual=residual, scale=scale, overwrite=overwrite)
     if norm is not None:
         x = norm(x)
     outputs = [leaf(x) for leaf in leaves]

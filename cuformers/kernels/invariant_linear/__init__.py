@@ -1,6 +1,7 @@
 """Ops `invariant_linear` and `invariant_gated_linear`: `linear` and `gated_linear` for deterministic=True.
 
-    invariant_linear(x [T, K], weight [N, K], bias [N] | None, *, norm=None, residual=None, scale=1.0) -> [T, N]
+    invariant_linear(x [T, K], weight [N, K], bias [N] | None, *, norm=None, residual=None, scale=1.0,
+                     overwrite=False) -> [T, N]
     invariant_gated_linear(x [T, K], weight [2I, K], bias [2I] | None, activation, *, norm=None) -> [T, I]
 
 On one model of GPU the bits of a row of the result depend on that row of x, on its row of the residual and on the

@@ -15,8 +15,10 @@ def invariant_linear(
     norm: Norm | None = None,
     residual: Tensor | None = None,
     scale: float = 1.0,
+    overwrite: bool = False,
 ) -> Tensor:
     """(norm(x) @ weight.T + bias) * scale + residual."""
+    del overwrite
     return linear(x, weight, bias, norm=norm, residual=residual, scale=scale)
 
 

@@ -172,8 +172,10 @@ def invariant_linear(
     norm: Norm | None = None,
     residual: Tensor | None = None,
     scale: float = 1.0,
+    overwrite: bool = False,
 ) -> Tensor:
-    """See the package."""
+    """See the package. Nothing is overwritten."""
+    del overwrite
     return linear_map(product, _normed(x, norm), weight, bias, residual=residual, scale=scale)
 
 

@@ -15,12 +15,14 @@ def linear(
     norm: Norm | None = None,
     residual: Tensor | None = None,
     scale: float = 1.0,
+    overwrite: bool = False,
 ) -> Tensor:
     """(norm(x) @ weight.T + bias) * scale + residual.
 
     The product is torch's own in the dtype of x (float32 accumulation inside), so that training uses tensor cores;
     an oracle calls this on upcast inputs.
     """
+    del overwrite
     if norm is not None:
         x = rms_norm(x, *norm)
     y = F.linear(x, weight, bias)

@@ -17,6 +17,7 @@ def linear(
     norm: Norm | None = None,
     residual: Tensor | None = None,
     scale: float = 1.0,
+    overwrite: bool = False,
 ) -> Tensor:
     """See the package."""
     if takes(x, weight):
@@ -26,6 +27,8 @@ def linear(
     if residual is None:
         y = F.linear(x, weight, bias)
         return y if scale == 1.0 else y.mul_(scale)
+    if bias is None and overwrite:
+        return residual.detach().addmm_(x, weight.t(), alpha=scale)
     if bias is None:
         # The residual enters cuBLAS's float32 epilogue. It is copied first, as a hook may hold the residual itself.
         return torch.addmm(residual.detach(), x, weight.t(), alpha=scale)
