@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from cuformers import RequestStatus
 from cuformers.cuda.visible import parse
 from tests.cuda.machines import gpu
 from tests.doc_blocks import Block, blocks
@@ -54,6 +55,27 @@ from transformers import pipeline
 
 pipe = pipeline("text-generation", model="Qwen/Qwen3-0.6B", max_new_tokens=20, do_sample=False)
 result = pipe("The secret of a good cake is")
+"""
+BATCH = """
+from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B", dtype="bfloat16", device_map="cuda")
+tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B")
+texts = ["The capital of France is", "A good cake needs", "Water boils at"]
+inputs = [tokenizer.encode(text) for text in texts]
+generation_config = GenerationConfig(max_new_tokens=20, do_sample=False, eos_token_id=tokenizer.eos_token_id)
+continuous_batching_config = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=512)
+outputs = model.generate_batch(inputs, generation_config, continuous_batching_config)
+answers = [tokenizer.decode(output.generated_tokens, skip_special_tokens=True) for output in outputs.values()]
+"""
+MANAGER = f"""{BATCH}
+manager = model.init_continuous_batching(generation_config, continuous_batching_config)
+manager.start()
+streamed = manager.add_request(inputs[0], max_new_tokens=8, streaming=True)
+lengths = [len(output.generated_tokens) for output in manager.request_id_iter(streamed)]
+names = manager.add_requests(inputs)
+results = [manager.get_result() for _ in names]
+manager.stop()
 """
 """As written for Transformers; only the import changes."""
 
@@ -201,6 +223,32 @@ def test_pipeline(where: str, home: Path) -> None:
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert names["pipe"].device.type == expected and (where == "cpu" or expected == "cuda")
 
+
+@pytest.mark.parametrize("where", WHERE)
+def test_batches(where: str) -> None:
+    names = run(MANAGER, {**OURS, **changes(where)})
+    assert names["model"].dtype is torch.bfloat16 and str(names["model"].device) == device_of(where)
+    assert [output.prompt_ids for output in names["outputs"].values()] == names["inputs"] and all(names["answers"])
+    assert sorted(result.request_id for result in names["results"]) == sorted(names["names"])
+    for output in (*names["outputs"].values(), *names["results"]):
+        assert output.error is None and output.status is RequestStatus.FINISHED
+        assert len(output.generated_tokens) == 20 or output.finish_reason == "stop"
+    assert names["lengths"] == [*range(1, len(names["lengths"]) + 1)] and len(names["lengths"]) <= 8
+    assert not names["manager"].is_running()
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_batches_give_the_tokens_of_transformers(where: str, home: Path) -> None:
+    """Those of its `generate`, in float32: its own batches ask for packages that the tests do without."""
+    from transformers import AutoModelForCausalLM
+
+    ours = run(MANAGER, {**OURS, '"bfloat16"': '"float32"', **changes(where)})
+    model = AutoModelForCausalLM.from_pretrained(next((home / "hub").glob("*/snapshots/*")), dtype="float32")
+    prompts = [torch.tensor([ids]) for ids in ours["inputs"]]
+    theirs = [model.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :].tolist() for ids in prompts]
+    results = {result.request_id: result.generated_tokens for result in ours["results"]}
+    assert [output.generated_tokens for output in ours["outputs"].values()] == theirs
+    assert [results[name] for name in ours["names"]] == theirs
 
 
 
