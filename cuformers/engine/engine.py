@@ -25,6 +25,7 @@ from cuformers.engine.logprobs import (
 from cuformers.engine.mail import Letter, Mail, Owner
 from cuformers.engine.plan import StepPlan
 from cuformers.engine.planner import Planner
+from cuformers.engine.profile import step_bytes
 from cuformers.engine.request import Drafts, Finish, Request
 from cuformers.engine.runner import Mode, Output, Runner
 from cuformers.engine.state import write_rows, write_tables
@@ -264,7 +265,16 @@ class Engine:
         dtype = self.model.lm_head.weight.dtype
         page = PagedCache.page_bytes(groups.size, spec.num_kv_heads, spec.head_dim, PAGE_SIZE, dtype)
         held = self.runner.cache.nbytes if self.runner else 0
-        self.configure(needed(requests, groups, page, memory.free_bytes(self.device) + held))
+        free = memory.free_bytes(self.device) + held
+        need = needed(requests, groups, page, free)
+        if need.pages * page > free // 2 and not (self.runner and self.runner.capacity.covers(need)):
+            need = needed(requests, groups, page, free - self.beside_cache(need))
+        self.configure(need)
+
+    def beside_cache(self, capacity: Capacity) -> int:
+        """Bytes to leave free beside the cache: twice what the largest step takes, as captured steps have their own."""
+        self.runner = None
+        return 2 * step_bytes(self.model, self.backend, capacity, self._layout(), self.max_batch_tokens)
 
     def configure(self, need: Capacity) -> None:
         """Makes the buffers hold at least so much, while nothing runs."""
