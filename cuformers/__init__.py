@@ -23,8 +23,8 @@ _HOME_OF = {
     "LogitsProcessorList": "cuformers.generation",
     "StoppingCriteria": "cuformers.generation",
     "StoppingCriteriaList": "cuformers.generation",
-    "TextIteratorStreamer": "cuformers.generation",
-    "TextStreamer": "cuformers.generation",
+    "TextIteratorStreamer": "cuformers.auto",
+    "TextStreamer": "cuformers.auto",
     "set_seed": "cuformers.generation",
 }
 

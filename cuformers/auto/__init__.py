@@ -6,7 +6,11 @@ _HOME_OF = {
     "AutoConfig": "config",
     "AutoModelForCausalLM": "causal_lm",
     "AutoTokenizer": "tokenizers.tokenizer",
+    "AsyncTextIteratorStreamer": "streamers",
+    "BaseStreamer": "streamers",
     "TextGenerationPipeline": "pipelines.text_generation",
+    "TextIteratorStreamer": "streamers",
+    "TextStreamer": "streamers",
     "pipeline": "pipelines.pipeline",
 }
 

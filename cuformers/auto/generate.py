@@ -9,6 +9,7 @@ from torch import Tensor
 from cuformers.auto.beams import BeamSearch
 from cuformers.auto.prompts import Prompts, check_prompts, read_prompts
 from cuformers.auto.requests import engine_request
+from cuformers.auto.streamers import BaseStreamer
 from cuformers.engine.group import Group, Trace
 from cuformers.engine.request import Request
 from cuformers.generation.build import PrefixFunction, build_processors
@@ -19,7 +20,6 @@ from cuformers.generation.resolved import ResolvedGeneration
 from cuformers.generation.resolving import resolve
 from cuformers.generation.seeds import row_seeds
 from cuformers.generation.stopping import MaxTimeCriteria, StoppingCriteria, StopStringCriteria
-from cuformers.generation.streamers import BaseStreamer
 
 if TYPE_CHECKING:
     from cuformers.auto.model import PreTrainedModel

@@ -25,7 +25,7 @@ from cuformers.cuda.device import capability
 from cuformers.engine.config import ContinuousBatchingConfig
 from cuformers.engine.engine import Engine
 from cuformers.generation.config import GenerationConfig
-from cuformers.generation.text import Decodes
+from cuformers.generation.stopping import Decodes
 from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import Kernels, select
 from cuformers.models.config import ModelConfig

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cuformers.generation.streamers import BaseStreamer
+from cuformers.auto.streamers import TextStreamer
 
 if TYPE_CHECKING:
     import torch
 
     from cuformers.auto.model import PreTrainedModel
-    from cuformers.auto.tokenizers.detokenizer import IncrementalDecoder
     from cuformers.auto.tokenizers.tokenizer import Tokenizer
 
 
@@ -52,11 +51,11 @@ def interruptible() -> Iterator[Interrupt]:
         signal.signal(signal.SIGINT, before)
 
 
-class AnswerStreamer(BaseStreamer):
+class AnswerStreamer(TextStreamer):
     """Takes an answer's tokens, with their times, and hands out its text.
 
     Args:
-        decoder: makes the text; fresh.
+        tokenizer: makes the text.
         write: given each piece of text.
         with_prompt: also write the prompt, as the tokenizer reads it back.
         interrupt: raises KeyboardInterrupt from `put` when it is pressed.
@@ -64,39 +63,32 @@ class AnswerStreamer(BaseStreamer):
 
     def __init__(
         self,
-        decoder: "IncrementalDecoder",
+        tokenizer: "Tokenizer",
         write: Callable[[str], None],
         *,
         with_prompt: bool,
         interrupt: Interrupt | None = None,
     ) -> None:
+        super().__init__(tokenizer, skip_prompt=not with_prompt, skip_special_tokens=True)
         self.tokens: list[int] = []
         self.times: list[float] = []
         """When the prompt went in, and when each token came; seconds."""
         self.text = ""
-        self._decoder, self._write, self._with_prompt = decoder, write, with_prompt
-        self._interrupt = interrupt or Interrupt()
+        self._write, self._interrupt = write, interrupt or Interrupt()
 
     def put(self, value: "torch.Tensor") -> None:
         """Takes the prompt, then each token."""
-        ids = value.reshape(-1).tolist()
-        is_prompt = not self.times
         self.times.append(perf_counter())
-        if is_prompt:
-            if self._with_prompt:  # decoded together, because how a token reads depends on the one before it
-                self._write(self._decoder.push(ids))
-        else:
-            self.tokens += ids
-            self._take(self._decoder.push(ids))
+        if not self.next_tokens_are_prompt:
+            self.tokens += value.reshape(-1).tolist()
+        super().put(value)
         if self._interrupt.pressed:
             raise KeyboardInterrupt
 
-    def end(self) -> None:
-        """Writes what was held back for the next token; also after an interrupt."""
-        self._take(self._decoder.finish())
-
-    def _take(self, text: str) -> None:
-        self.text += text
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Writes a piece; what comes with the answer's tokens is the answer's."""
+        if self.tokens:
+            self.text += text
         self._write(text)
 
 
@@ -139,11 +131,8 @@ def stream(
     Returns:
         The answer, and the times of prompt and tokens.
     """
-    from cuformers.auto.tokenizers.detokenizer import IncrementalDecoder
-
-    decoder = IncrementalDecoder(tokenizer, skip_special_tokens=True)
     with interruptible() as interrupt:
-        streamer = AnswerStreamer(decoder, write, with_prompt=with_prompt, interrupt=interrupt)
+        streamer = AnswerStreamer(tokenizer, write, with_prompt=with_prompt, interrupt=interrupt)
         try:
             model.generate(asked.ids, streamer=streamer, tokenizer=tokenizer, **asked.options)
             finish = finish_reason(streamer.tokens, model, asked)

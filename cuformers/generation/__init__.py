@@ -1,4 +1,4 @@
-"""What to generate and when to stop: options, logits processors, stopping criteria, streamers. No engine."""
+"""What to generate and when to stop: options, logits processors, stopping criteria. No engine."""
 
 from importlib import import_module
 from typing import Any
@@ -22,7 +22,6 @@ _PLACES = {
     "stop_strings": "StopStrings",
     "stopping": "EosTokenCriteria MaxLengthCriteria MaxTimeCriteria StoppingCriteria StoppingCriteriaList "
     "StopStringCriteria",
-    "streamers": "AsyncTextIteratorStreamer BaseStreamer TextIteratorStreamer TextStreamer",
 }
 _PLACE_OF = {name: module for module, names in _PLACES.items() for name in names.split()}
 

@@ -2,17 +2,25 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from cuformers.base.log import notice
 from cuformers.generation.logits_processors import token_ids
-from cuformers.generation.text import INCOMPLETE, Decodes
 
+_INCOMPLETE = "\ufffd"  # what decoders put for the bytes of an unfinished character
 _MARGIN = 8  # tokens beside those of the stop string: the one cut at the window's start, special ones, held-back bytes
 _BYTES = 4  # of a character, at the most
+
+
+class Decodes(Protocol):
+    """A tokenizer, as far as stop strings use it."""
+
+    def decode(self, token_ids: Any, **kwargs: Any) -> str:
+        """The text of a list of token ids."""
+        ...
 
 
 class StoppingCriteria:
@@ -104,15 +112,15 @@ class StopStringCriteria(StoppingCriteria):
 
     def _completes(self, ids: list[int]) -> bool:
         # Where the window starts within a character, a byte-fallback decoder loses the characters after it too.
-        ids = next((ids[cut:] for cut in range(_BYTES) if not self._text(ids[cut:]).startswith(INCOMPLETE)), ids)
+        ids = next((ids[cut:] for cut in range(_BYTES) if not self._text(ids[cut:]).startswith(_INCOMPLETE)), ids)
         text, known = self._text(ids), self._known(ids[:-1])
         return any(text.find(stop, max(0, known - len(stop) + 1)) >= 0 for stop in self.stop_strings)
 
     def _known(self, ids: list[int]) -> int:
         """Length of the text up to the last complete character."""
         texts = (self._text(ids[: len(ids) - back]) for back in range(_BYTES))
-        complete = next((t for t in texts if not t.endswith(INCOMPLETE)), None)
-        return len(self._text(ids).rstrip(INCOMPLETE) if complete is None else complete)
+        complete = next((t for t in texts if not t.endswith(_INCOMPLETE)), None)
+        return len(self._text(ids).rstrip(_INCOMPLETE) if complete is None else complete)
 
     def _text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -56,9 +56,7 @@ def test_clean_up_adds_up(tokens):
     class Holder:
         backend_tokenizer = rust
         added_tokens_decoder: dict = {}  # noqa: RUF012
-
-        def cleans_up(self, asked):
-            return True
+        clean_up_tokenization_spaces = True
 
     from cuformers.auto.tokenizers.tokenizer import clean_up_spaces
 
@@ -135,3 +133,11 @@ def test_time_does_not_grow_with_the_text(folders):
         calls += len(decoder.push(lone))
     assert calls == 0
     assert decoder.finish() == "\ufffd" * 20_000
+
+
+def test_a_tokenizer_that_only_decodes_is_refused(folders):
+    class Decodes:
+        decode = AutoTokenizer.from_pretrained(folders["stories"]).decode
+
+    with pytest.raises(ValueError, match=r"tokenizer='Decodes' .*AutoTokenizer"):
+        IncrementalDecoder(Decodes())

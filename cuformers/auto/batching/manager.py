@@ -21,7 +21,7 @@ from cuformers.auto.batching.worker import Worker
 from cuformers.base.log import notice
 from cuformers.engine.config import ContinuousBatchingConfig
 from cuformers.generation.config import GenerationConfig
-from cuformers.generation.text import Decodes
+from cuformers.generation.stopping import Decodes
 
 _FAREWELL = 5.0
 """Seconds that the end of the interpreter waits for a forgotten manager's step."""

@@ -6,8 +6,7 @@ from time import perf_counter
 import torch
 
 from cuformers.engine.request import Request
-from cuformers.generation.stopping import StopStringCriteria
-from cuformers.generation.text import Decodes
+from cuformers.generation.stopping import Decodes, StopStringCriteria
 
 _MARGIN = 32
 """Tokens more than one a byte of the longest string, which is more than StopStringCriteria reads."""

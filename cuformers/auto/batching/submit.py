@@ -17,7 +17,7 @@ from cuformers.engine.config import ContinuousBatchingConfig
 from cuformers.engine.request import Request
 from cuformers.generation.resolved import ResolvedGeneration
 from cuformers.generation.seeds import row_seed, row_seeds
-from cuformers.generation.text import Decodes
+from cuformers.generation.stopping import Decodes
 
 _SHORTEST = 1
 """Tokens of a prompt at which options that no prompt fits show themselves."""

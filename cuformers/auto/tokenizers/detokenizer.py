@@ -7,18 +7,31 @@ the spaces that a clean-up may take out.
 
 import codecs
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from tokenizers import decoders
+from tokenizers import AddedToken, decoders
+from tokenizers import Tokenizer as RustTokenizer
 
 from cuformers.auto.tokenizers.stages import parsed, part
-from cuformers.auto.tokenizers.tokenizer import Tokenizer, clean_up_spaces
+from cuformers.auto.tokenizers.tokenizer import clean_up_spaces, cleans_up
 from cuformers.auto.tokenizers.vocabulary import as_ids
+from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 _LONGEST_CLEAN_UP = 4  # characters of the longest pattern that clean-up looks for
+
+
+class HasDecoder(Protocol):
+    """A tokenizer over the Rust library: AutoTokenizer's, or a fast one of Transformers."""
+
+    clean_up_tokenization_spaces: bool
+
+    @property
+    def backend_tokenizer(self) -> RustTokenizer: ...
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, AddedToken]: ...
 
 
 class _Step(Protocol):
@@ -36,16 +49,24 @@ class IncrementalDecoder:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: HasDecoder,
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool | None = None,
     ) -> None:
-        rust = tokenizer.backend_tokenizer
+        """
+        Raises:
+            ValueError: a tokenizer that is not over the Rust library, whose `decode` alone can't tell what is settled.
+        """
+        rust = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(rust, RustTokenizer):
+            kind = type(tokenizer).__name__
+            raise bad_argument("tokenizer", kind, "one over the tokenizers library", "Make it with AutoTokenizer.")
         self._token_of = rust.id_to_token
         special = (token for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._skipped = {token.content for token in special} if skip_special_tokens else set()
         self._steps = _steps(part(rust, "decoder"), rust.decoder)
-        if tokenizer.cleans_up(clean_up_tokenization_spaces):
+        asked = clean_up_tokenization_spaces
+        if cleans_up(rust, tokenizer.clean_up_tokenization_spaces if asked is None else asked):
             self._steps.append(_CleanUp())
 
     def push(self, token_ids: Any) -> str:

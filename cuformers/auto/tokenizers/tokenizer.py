@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding
+from tokenizers import Tokenizer as RustTokenizer
 
 from cuformers.auto.tokenizers import build, encode
 from cuformers.auto.tokenizers.batch_encoding import BatchEncoding
@@ -310,12 +311,13 @@ class Tokenizer(Vocabulary):
             raise bad_argument("token_ids", min(ids), "ids from 0 up", "Replace a label's -100 before decoding.")
         with self._lock:
             text = self._rust.decode(ids, skip_special_tokens=skip_special_tokens)
-        return clean_up_spaces(text) if self.cleans_up(clean_up) else text
+        asked = self.clean_up_tokenization_spaces if clean_up is None else clean_up
+        return clean_up_spaces(text) if cleans_up(self._rust, asked) else text
 
-    def cleans_up(self, asked: bool | None) -> bool:
-        """Not for BPE, as in Transformers 5: it would take spaces out of the text itself."""
-        asked = self.clean_up_tokenization_spaces if asked is None else asked
-        return asked and type(self._rust.model).__name__ != "BPE"
+
+def cleans_up(rust: RustTokenizer, asked: bool) -> bool:
+    """Not for BPE, as in Transformers 5: it would take spaces out of the text itself."""
+    return asked and type(rust.model).__name__ != "BPE"
 
 
 def clean_up_spaces(text: str) -> str:

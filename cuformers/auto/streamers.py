@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from queue import Queue
 from typing import TYPE_CHECKING, Any
 
-from cuformers.generation.text import Decodes, TextStream
+from cuformers.auto.tokenizers.detokenizer import HasDecoder, IncrementalDecoder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,19 +26,22 @@ class BaseStreamer:
 class TextStreamer(BaseStreamer):
     """Prints the text to stdout while it is generated.
 
-    The printed text is `tokenizer.decode` of all tokens and a newline. Each piece is printed as soon as its
-    characters are complete; Transformers waits for whole words.
+    The printed text is `tokenizer.decode` of all tokens and a newline. Each piece is printed as soon as no later token
+    can change it; Transformers waits for whole words.
 
     Args:
-        tokenizer: anything with `decode(ids, **kwargs)`.
+        tokenizer: AutoTokenizer's, or one of Transformers' fast ones.
         skip_prompt: leave out the prompt.
-        decode_kwargs: passed to `decode`, for example skip_special_tokens=True.
+        decode_kwargs: skip_special_tokens and clean_up_tokenization_spaces, as of `decode`.
+
+    Raises:
+        ValueError: the tokenizer is none of these.
     """
 
-    def __init__(self, tokenizer: Decodes, skip_prompt: bool = False, **decode_kwargs: Any) -> None:
+    def __init__(self, tokenizer: HasDecoder, skip_prompt: bool = False, **decode_kwargs: Any) -> None:
         self.tokenizer, self.skip_prompt, self.decode_kwargs = tokenizer, skip_prompt, decode_kwargs
         self.next_tokens_are_prompt = True
-        self._stream = TextStream(tokenizer, decode_kwargs)
+        self._decoder = IncrementalDecoder(tokenizer, **decode_kwargs)
 
     def put(self, value: "Tensor") -> None:
         """Takes tokens [n] or [1, n].
@@ -52,12 +55,14 @@ class TextStreamer(BaseStreamer):
             )
         is_prompt, self.next_tokens_are_prompt = self.next_tokens_are_prompt, False
         if not (is_prompt and self.skip_prompt):
-            self.on_finalized_text(self._stream.push(value.reshape(-1).tolist()))
+            self.on_finalized_text(self._decoder.push(value.reshape(-1).tolist()))
 
     def end(self) -> None:
         """Hands out what was held back, and ends the stream."""
         self.next_tokens_are_prompt = True
-        self.on_finalized_text(self._stream.finish(), stream_end=True)
+        rest = self._decoder.finish()
+        self._decoder = IncrementalDecoder(self.tokenizer, **self.decode_kwargs)
+        self.on_finalized_text(rest, stream_end=True)
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Called with each piece of text, which may be empty; override it to do something else than print."""
@@ -73,7 +78,7 @@ class TextIteratorStreamer(TextStreamer):
     """
 
     def __init__(
-        self, tokenizer: Decodes, skip_prompt: bool = False, timeout: float | None = None, **decode_kwargs: Any
+        self, tokenizer: HasDecoder, skip_prompt: bool = False, timeout: float | None = None, **decode_kwargs: Any
     ) -> None:
         super().__init__(tokenizer, skip_prompt, **decode_kwargs)
         self.text_queue: Queue[str | None] = Queue()
@@ -108,7 +113,7 @@ class AsyncTextIteratorStreamer(TextStreamer):
     """
 
     def __init__(
-        self, tokenizer: Decodes, skip_prompt: bool = False, timeout: float | None = None, **decode_kwargs: Any
+        self, tokenizer: HasDecoder, skip_prompt: bool = False, timeout: float | None = None, **decode_kwargs: Any
     ) -> None:
         super().__init__(tokenizer, skip_prompt, **decode_kwargs)
         self.text_queue: asyncio.Queue[str | None] = asyncio.Queue()

@@ -7,13 +7,12 @@ from queue import Empty
 import pytest
 import torch
 import transformers
+from generation.toy_tokenizers import byte_fallback, byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuformers.generation import AsyncTextIteratorStreamer, BaseStreamer, TextIteratorStreamer, TextStreamer
-from cuformers.generation.text import TextStream
-
-from .toy_tokenizers import byte_fallback, byte_level
+from cuformers.auto.streamers import AsyncTextIteratorStreamer, BaseStreamer, TextIteratorStreamer, TextStreamer
+from cuformers.auto.tokenizers.detokenizer import IncrementalDecoder
 
 TEXTS = [
     "Once upon a time there was a cat.",
@@ -70,9 +69,8 @@ def test_any_byte_level_tokens(tokens: list[int], clean: bool) -> None:
     tokenizer = byte_level()
     tokens = [t for t in tokens if t < len(tokenizer)]
     options = {"clean_up_tokenization_spaces": clean}
-    stream = TextStream(tokenizer, options)
+    stream = IncrementalDecoder(tokenizer, **options)
     assert "".join([*(stream.push([t]) for t in tokens), stream.finish()]) == tokenizer.decode(tokens, **options)
-    assert stream.finish() == ""
 
 
 @given(st.text(alphabet="Oncethecat stop.,!'\n😀你é\t ", max_size=40))
@@ -81,29 +79,15 @@ def test_any_sentencepiece_text(text: str) -> None:
     tokenizer = byte_fallback()
     tokens = [1, *tokenizer(text).input_ids, 2]
     for skip in (False, True):
-        stream = TextStream(tokenizer, {"skip_special_tokens": skip})
+        stream = IncrementalDecoder(tokenizer, skip_special_tokens=skip)
         pieces = [stream.push([t]) for t in tokens]
         assert not any("\ufffd" in p for p in pieces)
         assert "".join([*pieces, stream.finish()]) == tokenizer.decode(tokens, skip_special_tokens=skip)
 
 
-def test_the_window_stays_short() -> None:
-    tokenizer, widths = byte_level(), []
-
-    class Counts:
-        def decode(self, token_ids, **kwargs) -> str:
-            widths.append(len(token_ids))
-            return tokenizer.decode(token_ids, **kwargs)
-
-    stream = TextStream(Counts())
-    for token in tokenizer(TEXTS[0] * 50).input_ids:
-        stream.push([token])
-    assert max(widths) <= 4 and len(widths) > 500
-
-
 def test_pieces_come_as_soon_as_they_are_complete() -> None:
     tokenizer = byte_level()
-    stream = TextStream(tokenizer)
+    stream = IncrementalDecoder(tokenizer)
     tokens = tokenizer("hop 你 a").input_ids
     assert [stream.push([t]) for t in tokens] == [
         "" if tokenizer.decode(tokens[: i + 1]).endswith("\ufffd") else
