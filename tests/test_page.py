@@ -155,6 +155,12 @@ def test_the_page_runs_from_top_to_bottom(where: str, capsys: pytest.CaptureFixt
     shown = [text for code, text in printed.items() if "TextIteratorStreamer" in code]
     assert shown and shown[0].strip()  # the thread's text came through
     assert names["answer"][0]["generated_text"].startswith("2 times 2 is")
+    prompt, outputs = names["inputs"]["input_ids"], names["outputs"].values()
+    assert torch.equal(names["guessed"][:, : prompt.shape[1]], prompt) and names["guessed"].shape[1] > prompt.shape[1]
+    assert [output.prompt_ids for output in outputs] == names["requests"]
+    assert all(len(output.logprobs) == len(output.generated_tokens) > 0 for output in outputs)
+    if where == "cuda":
+        assert [text for code, text in printed.items() if "deterministic=True" in code] == ["True True\n"]
     chosen = {choice.implementation.name for choice in names["model"].kernels()}
     assert chosen == ({"reference"} if where == "cpu" else {"triton"})
 
@@ -243,7 +249,7 @@ def test_batches_give_the_tokens_of_transformers(where: str, home: Path) -> None
     from transformers import AutoModelForCausalLM
 
     ours = run(MANAGER, {**OURS, '"bfloat16"': '"float32"', **changes(where)})
-    model = AutoModelForCausalLM.from_pretrained(next((home / "hub").glob("*/snapshots/*")), dtype="float32")
+    model: Any = AutoModelForCausalLM.from_pretrained(next((home / "hub").glob("*/snapshots/*")), dtype="float32")
     prompts = [torch.tensor([ids]) for ids in ours["inputs"]]
     theirs = [model.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :].tolist() for ids in prompts]
     results = {result.request_id: result.generated_tokens for result in ours["results"]}
