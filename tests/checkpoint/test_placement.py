@@ -59,7 +59,7 @@ def test_cuts_are_the_best_there_are(loads, capacities):
     ends=st.tuples(st.integers(0, 10), st.integers(0, 10)),
     free=st.lists(st.integers(0, 70), min_size=1, max_size=3),
     host=st.none() | st.integers(0, 80),
-    cache=st.integers(0, 4),
+    cache=st.integers(1, 4),  # of a layer: there is always some
     reserve=st.integers(0, 6),
     tied=st.booleans(),
     strategy=st.sampled_from(list(STRATEGIES)),
