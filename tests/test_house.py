@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "checkpoint": {"base", "cuda"},
     "nn": {"base", "cuda", "kernels"},
     "models": {"base", "nn", "checkpoint"},
-    "generation": {"base", "cuda", "kernels"},
+    "generation": {"base", "cuda", "kernels", "checkpoint"},
     "engine": {"base", "cuda", "kernels", "nn", "generation"},
     "auto": {"base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine"},
     "cli": {"base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine", "auto"},

@@ -1,12 +1,12 @@
 """AutoConfig: the configuration of a checkpoint, by its `model_type`."""
 
-import json
 import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from cuformers.base.errors import CheckpointError, bad_argument
+from cuformers.checkpoint.json_file import read_json
 from cuformers.checkpoint.resolve import resolve_file
 from cuformers.models.config import HARMLESS, ModelConfig
 from cuformers.models.registry import find
@@ -100,21 +100,6 @@ def _refuse_non_finite(value: Any, name: str) -> None:
     if isinstance(value, list):
         for index, inner in enumerate(value):
             _refuse_non_finite(inner, f"{name}[{index}]")
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        CheckpointError: no valid JSON, or no object.
-    """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as problem:
-        raise CheckpointError(f"{file} is not valid JSON: {problem}.") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, and holds a {type(value).__name__}.")
-    return value
 
 
 def refuse_remote_code(trust_remote_code: bool) -> None:

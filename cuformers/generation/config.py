@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any
 
 from cuformers.base.errors import CheckpointError
+from cuformers.checkpoint.json_file import read_json
 from cuformers.generation import checks, config_file
 from cuformers.generation.unsupported import ARGUMENTS, METADATA, UNSUPPORTED, check_unsupported
 
@@ -237,7 +238,7 @@ class GenerationConfig:
         Args:
             pretrained_model_name: a folder, or a hub id.
             config_file_name: another name of the file.
-            options: cache_dir, force_download, local_files_only, revision, subfolder and token say where to look;
+            options: cache_dir, local_files_only, revision, subfolder and token say where to look;
                 the others override what the file says.
 
         Raises:
@@ -247,7 +248,7 @@ class GenerationConfig:
         where = {name: options.pop(name) for name in config_file.WHERE if name in options}
         path = config_file.locate(pretrained_model_name, config_file_name or config_file.FILE_NAME, **where)
         try:
-            made = cls.from_dict(config_file.read(path))
+            made = cls.from_dict(read_json(path))
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from error
         made.update(**options)

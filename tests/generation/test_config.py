@@ -212,6 +212,20 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         GenerationConfig.from_pretrained(_valid(tmp_path), top_kk=1)
 
 
+def test_hub_ids_are_looked_up_in_the_cache(tmp_path: Path) -> None:
+    folder = tmp_path / "models--me--there" / "snapshots" / ("0" * 40)
+    (folder / "inner").mkdir(parents=True)
+    (folder.parent.parent / "refs").mkdir()
+    (folder.parent.parent / "refs" / "main").write_text("0" * 40)
+    GenerationConfig(top_k=4).save_pretrained(folder)
+    GenerationConfig(top_k=5).save_pretrained(folder / "inner", "other.json")
+    where = {"cache_dir": tmp_path, "local_files_only": True}
+    assert GenerationConfig.from_pretrained("me/there", **where).top_k == 4
+    assert GenerationConfig.from_pretrained("me/there", "other.json", subfolder="inner", **where).top_k == 5
+    with pytest.raises(FileNotFoundError, match=r"me/away .*local cache"):
+        GenerationConfig.from_pretrained("me/away", **where)
+
+
 def _valid(folder: Path) -> Path:
     (folder / "generation_config.json").write_text("{}")
     return folder

@@ -144,7 +144,7 @@ def test_a_template_name_can_not_leave_the_folder(tmp_path):
         ("tokenizer.json", "{", "tokenizer.json is no tokenizer"),
         ("tokenizer.json", "{}", "tokenizer.json is no tokenizer"),
         ("tokenizer_config.json", '{"a": ', "tokenizer_config.json can't be read"),
-        ("tokenizer_config.json", "[1]", "not an object"),
+        ("tokenizer_config.json", "[1]", "holds a list"),
         ("tokenizer_config.json", '{"bos_token": {"text": "<s>"}}', "bos_token"),
     ],
 )

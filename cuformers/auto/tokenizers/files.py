@@ -1,6 +1,5 @@
 """The files of a tokenizer, read into one record: tokenizer.json, its config, special tokens, chat templates."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
 from cuformers.base.errors import CheckpointError
+from cuformers.checkpoint.json_file import read_json
 from cuformers.checkpoint.resolve import local_folder, resolve_file, resolve_folder
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -53,13 +53,13 @@ def read_files(name_or_path: str | Path, **where: Any) -> TokenizerFiles:
     path = folder / TOKENIZER
     if not path.is_file():
         raise _no_tokenizer_json(name_or_path, where)
-    config = read_json(folder / CONFIG)
+    config = _read(folder / CONFIG)
     added = _added_tokens(folder, config)
     return TokenizerFiles(
         name=str(name_or_path),
         rust=_read_rust(path),
         config=config,
-        model_config=read_json(folder / "config.json"),
+        model_config=_read(folder / "config.json"),
         added_tokens=added,
         chat_template=_chat_template(folder, config),
     )
@@ -75,17 +75,9 @@ def as_token(value: Any, where: str) -> str | AddedToken:
     raise CheckpointError(f"{where} holds {value!r}: a token is a string, or a dict with its text under 'content'.")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     """The object in a JSON file; {} where there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} can't be read: {error}. Fetch the file again.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object. Fetch the file again.")
-    return value
+    return read_json(path) if path.is_file() else {}
 
 
 def _read_rust(path: Path) -> RustTokenizer:
@@ -108,7 +100,7 @@ def _added_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]
     listed = config.pop("added_tokens_decoder", None)
     if listed is not None:
         return {int(i): _added(value, CONFIG) for i, value in listed.items()}
-    for name, value in read_json(folder / "special_tokens_map.json").items():
+    for name, value in _read(folder / "special_tokens_map.json").items():
         if isinstance(value, dict) and "content" in value:
             value = as_token({**value, "special": True}, "special_tokens_map.json")
         config[name] = value
@@ -116,7 +108,7 @@ def _added_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]
     for name in ("additional_special_tokens", "extra_special_tokens"):
         if isinstance(config.get(name), list):
             special.update(str(as_token(token, CONFIG)) for token in config[name])
-    ids = read_json(folder / "added_tokens.json")
+    ids = _read(folder / "added_tokens.json")
     return {i: AddedToken(text, normalized=text not in special, special=text in special) for text, i in ids.items()}
 
 
@@ -140,7 +132,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str]
     if named:
         return named["default"] if list(named) == ["default"] else named
     if inside is None:
-        inside = read_json(folder / "chat_template.json").get("chat_template")
+        inside = _read(folder / "chat_template.json").get("chat_template")
     if isinstance(inside, list):
         return {entry["name"]: entry["template"] for entry in inside}
     return inside
