@@ -31,6 +31,7 @@ STRUCTURE = ROOT / "docs" / "structure.md"
 def test_the_pages_are_there() -> None:
     names = {page.name for page in PAGES}
     assert {"README.md", "structure.md", "precision.md", "adding-a-model.md", "install.md", "nvidia-gpu.md"} <= names
+    assert "continuous-batching.md" in names
     assert PYTHON and LINES
 
 
@@ -205,6 +206,11 @@ def test_the_tree_is_the_packages(page: Path) -> None:
 def test_structure_shows_every_op() -> None:
     ops = {f"cuformers/kernels/{f.parent.name}" for f in PACKAGE.glob("kernels/*/reference.py")}
     assert ops <= tree(STRUCTURE).keys()
+
+
+def test_structure_shows_every_file_of_the_engine() -> None:
+    files = {f"cuformers/engine/{f.name}" for f in PACKAGE.glob("engine/*.py") if f.stem != "__init__"}
+    assert files <= tree(STRUCTURE).keys()
 
 
 def resolves(name: str) -> bool:
