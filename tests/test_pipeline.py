@@ -129,6 +129,22 @@ def test_what_generate_returns_beside_the_tokens(ours, theirs):
     torch.testing.assert_close(torch.tensor(batch[0][0]["scores"]), torch.tensor(mine["scores"]), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("answers", "size"), [(2, 1), (3, 1), (2, 3)])
+def test_answers_of_beam_search_come_with_their_own_scores(ours, answers, size):
+    options = {**GREEDY, "num_beams": 3, "num_return_sequences": answers, "return_tensors": True}
+    wanted = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    for records in ours(TEXTS, batch_size=size, **options, **wanted):
+        assert len(records) == answers
+        for record in records:
+            assert set(record) == {"generated_token_ids", "sequences_scores", "scores", "logits"}
+            answer = torch.tensor(record["generated_token_ids"][-12:])
+            scores, logits = torch.tensor(record["scores"]), torch.tensor(record["logits"])
+            assert len(scores) == len(logits) == len(answer) == 12
+            total = scores.gather(1, answer[:, None]).sum() / len(answer)
+            torch.testing.assert_close(total, torch.tensor(record["sequences_scores"]), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(logits.log_softmax(-1), scores, atol=1e-5, rtol=1e-5)
+
+
 def test_defaults_are_transformers(ours, theirs):
     for name in ("max_new_tokens", "do_sample", "temperature", "eos_token_id", "bos_token_id", "pad_token_id"):
         assert ours.generation_config.get(name) == getattr(theirs.generation_config, name), name

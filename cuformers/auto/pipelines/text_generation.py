@@ -94,7 +94,8 @@ class TextGenerationPipeline:
             For one prompt a list with a record {"generated_text": text, or the chat with the answer} for each of
             num_return_sequences answers; for a list of prompts a list of such lists; for a stream an iterator over
             them. With return_tensors=True the records are {"generated_token_ids": prompt and answer}; with
-            return_dict_in_generate=True they also hold what the output_ options ask for, as nested lists.
+            return_dict_in_generate=True they also hold what the output_ options ask for of each answer, as nested
+            lists.
 
         Raises:
             ValueError: an unknown or impossible option, or a prompt that is neither text nor chat.
@@ -155,11 +156,19 @@ def _opened(output: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """The sequences, and what else was asked for, with a row for each sequence."""
     if isinstance(output, Tensor):
         return output.cpu(), {}
-    extras = {}
-    for name, value in output.items():
-        if name != "sequences":
-            extras[name] = (torch.stack(value, dim=1) if isinstance(value, tuple) else value).cpu()
-    return output.sequences.cpu(), extras
+    extras = dict(output.items())
+    sequences, beams = extras.pop("sequences"), extras.pop("beam_indices", None)
+    for name, value in extras.items():
+        extras[name] = (_by_sequence(value, beams) if isinstance(value, tuple) else value).cpu()
+    return sequences.cpu(), extras
+
+
+def _by_sequence(steps: tuple[Tensor, ...], beams: Tensor | None) -> Tensor:
+    """[N, S, V] of each step's [rows, V]; in beam search `beams` [N, S] names a sequence's row of each step."""
+    if beams is not None:
+        columns = beams.to(steps[0].device).T
+        steps = tuple(x[row.clamp(min=0)].masked_fill(row[:, None] < 0, 0.0) for x, row in zip(steps, columns))
+    return torch.stack(steps, dim=1)
 
 
 def _row(extras: dict[str, Tensor], index: int) -> Record:
