@@ -116,10 +116,10 @@ def commands(line: str) -> Iterator[list[str]]:
             yield words[1:]
 
 
-CALLS = [pytest.param(words, id=f"{block}-{' '.join(words)}") for block, line in LINES for words in commands(line)]
+CALLS = [(block, words) for block, line in LINES for words in commands(line)]
 
 
-@pytest.mark.parametrize("words", CALLS)
+@pytest.mark.parametrize("words", [pytest.param(words, id=f"{block}-{' '.join(words)}") for block, words in CALLS])
 def test_commands_parse(words: list[str], parse_only: None) -> None:
     from cuformers.cli import main as command
     from cuformers.cli.sampling_flags import given_options
@@ -140,7 +140,7 @@ def test_a_wrong_flag_would_be_found(parse_only: None) -> None:
 def test_every_verb_is_shown() -> None:
     from cuformers.cli.main import VERBS
 
-    assert {words.values[0][0] for words in CALLS} == set(VERBS)
+    assert {words[0] for _, words in CALLS} == set(VERBS)
 
 
 def test_pip_lines_name_our_extras() -> None:
