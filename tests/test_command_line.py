@@ -120,7 +120,7 @@ def test_by_default_gpus_are_counted_as_nvidia_smi_counts_them(verb, monkeypatch
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["gen"], "known are env, generate, chat. Did you mean 'generate'?"),
+        (["gen"], "known are env, generate, chat, bench. Did you mean 'generate'?"),
         (["evn"], "Did you mean 'env'?"),
         (["--gpus"], "--gpus needs a list"),
         (["env", "--gpus", "9"], "there is no GPU 9 among 4"),
