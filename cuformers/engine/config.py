@@ -50,7 +50,7 @@ class ContinuousBatchingConfig:
     scheduler_type: str = "fifo"
     """Only "fifo": what runs goes on, then requests in the order of their priority and arrival."""
     safety_margin: float | None = None
-    """Only None: how much a new request leaves free for those that run is the engine's own affair."""
+    """Share of the cache that a new request leaves free where others run, to grow into. None lets the engine choose."""
     return_logprobs: bool = False
     """Whether outputs hold the log-probability of each generated token."""
     seed: int | None = None
@@ -155,7 +155,7 @@ _RULES: Mapping[str, _Rule] = {
     "decode_compile_config": _only(None, _COMPILE),
     "default_compile_level": _only(0, _COMPILE),
     "scheduler_type": _only("fifo", "answers and prompts share every step, so that neither has to go first."),
-    "safety_margin": _only(None, "the engine leaves room for what runs, and takes the rest back where it must."),
+    "safety_margin": _Rule("a share from 0 to 1, or None", lambda v: v is None or _share(v)),
     "return_logprobs": _FLAG,
     "seed": _Rule("an integer, or None", lambda v: v is None or (isinstance(v, int) and not isinstance(v, bool))),
     "cpu_offload_space": _only(0.0, _OFFLOAD),

@@ -24,7 +24,7 @@ from cuformers.engine.logprobs import (
 )
 from cuformers.engine.mail import Letter, Mail, Owner
 from cuformers.engine.plan import StepPlan
-from cuformers.engine.planner import Planner
+from cuformers.engine.planner import WATERMARK, Planner
 from cuformers.engine.profile import step_bytes
 from cuformers.engine.request import Drafts, Finish, Request
 from cuformers.engine.runner import Mode, Output, Runner
@@ -49,6 +49,7 @@ class Engine:
         use_graphs: bool | None = None,
         max_batch_tokens: int = 8192,
         prefix_cache: bool = True,
+        watermark: float = WATERMARK,
     ) -> None:
         """
         Args:
@@ -57,12 +58,13 @@ class Engine:
             use_graphs: None decides by the device.
             max_batch_tokens: tokens of a step at the most.
             prefix_cache: keep the keys of prompts that have ended, for those that begin alike.
+            watermark: share of the cache that a new request leaves free where others run.
         """
         self.model, self.backend = model, backend
         self.device = model.lm_head.weight.device
         self.use_graphs = use_graphs
         self.lag = LAG if self.device.type == "cuda" else 0
-        self.max_batch_tokens, self.prefix_cache = max_batch_tokens, prefix_cache
+        self.max_batch_tokens, self.prefix_cache, self.watermark = max_batch_tokens, prefix_cache, watermark
         self.runner: Runner | None = None
         self.planner: Planner | None = None
         self._weights: tuple[object, ...] = ()
@@ -277,14 +279,14 @@ class Engine:
         return 2 * step_bytes(self.model, self.backend, capacity, self._layout(), self.max_batch_tokens)
 
     def configure(self, need: Capacity) -> None:
-        """Makes the buffers hold at least so much, while nothing runs."""
+        """Makes the buffers hold at least so much. What runs is computed anew where they have to be made anew."""
         weights = self._current_weights()
         if weights != self._weights:
             self.runner, self._weights = None, weights
         if self.runner is not None and self.runner.capacity.covers(need):
             return
         capacity = need.joined(self.runner.capacity) if self.runner else need
-        groups = self._layout()
+        groups, left = self._layout(), self._withdrawn()
         self.runner, self.planner = None, None
         self.runner = Runner(
             self.model, self.backend, capacity, groups, use_graphs=self.captures, page_size=PAGE_SIZE
@@ -296,7 +298,22 @@ class Engine:
             windows=groups.windows,
             max_batch_tokens=self.max_batch_tokens,
             prefix_cache=self.prefix_cache and not self.model.model.rotary.depends_on_length,
+            watermark=self.watermark,
         )
+        self._guess(self._drafts)
+        for request in left:
+            self.planner.add(request)
+
+    def _withdrawn(self) -> list[Request]:
+        """Takes back all that waits or runs, in order; each request keeps the tokens so far."""
+        if self.planner is None:
+            return []
+        while self._letters:
+            self._collect(self.planner)
+        requests = self.planner.requests()
+        for request in requests:
+            self.planner.cancel(request)
+        return requests
 
     @property
     def captures(self) -> bool:
@@ -309,7 +326,7 @@ class Engine:
         return layout([spec.window for spec in self.model.model.attention_specs], apart=len(set(devices)) == 1)
 
     def _current_weights(self) -> tuple[object, ...]:
-        return (id(self.model.ops), *(p.data_ptr() for p in self.model.parameters()))
+        return (self.model.ops, self.backend, *(p.data_ptr() for p in self.model.parameters()))
 
 
 def _mode(requests: Sequence[Request]) -> Mode:

@@ -19,6 +19,9 @@ from cuformers.engine.plan import Chunk, Draft, StepPlan
 from cuformers.engine.request import Request
 from cuformers.engine.waiting import WaitingQueue
 
+WATERMARK = 0.01
+"""Share of the pages that a new request leaves free where others run."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
@@ -52,7 +55,7 @@ class Planner:
         windows: Sequence[int | None],
         max_batch_tokens: int,
         prefix_cache: bool = True,
-        watermark: float = 0.01,
+        watermark: float = WATERMARK,
         lookahead: int = 1,
     ) -> None:
         """

@@ -91,10 +91,12 @@ class Kernels:
         return all(choice.implementation.name != "reference" for choice in self.choices)
 
 
+@cache
 def select(problem: Problem, want: str = "auto", *, deterministic: bool = False) -> Kernels:
     """The best functions for the problem.
 
-    A function without a train mode never swallows a gradient: see `guard`.
+    The same problem gets the same object, so that a model knows when its kernels have changed. A function without a
+    train mode never swallows a gradient: see `guard`.
 
     Args:
         problem: device, dtype and mode of the model.

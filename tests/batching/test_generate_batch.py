@@ -4,6 +4,7 @@ import io
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from models.checkpoints import load, oracle, shared, tokens
 from cuformers.auto.batching.output import RequestStatus
 from cuformers.engine.config import ContinuousBatchingConfig
 from cuformers.generation.config import GenerationConfig
+from cuformers.nn.kernel_module import set_kernels
 from tests.batching.fake import needs_logprobs
 
 CONFIG = ContinuousBatchingConfig(max_requests_per_batch=4, num_blocks=8)
@@ -132,6 +134,57 @@ def test_training_while_a_manager_pauses(prompts: list[list[int]], model) -> Non
                 one.eval()
             manager.resume()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters()))
+
+
+def test_a_kept_manager_notices_other_kernels(prompts: list[list[int]], model) -> None:
+    options = {"persistent_manager": True, "max_new_tokens": 6, **GREEDY}
+    model.generate_batch(prompts[:1], None, CONFIG, **options)
+    engine = model.init_continuous_batching()._worker.engine.engine
+    first = engine.runner
+    model.train()
+    model.eval()
+    model.generate_batch(prompts[:1], None, CONFIG, **options)
+    assert engine.runner is first, "the kernels are what they were"
+    calls, plain = [], model.ops
+    set_kernels(model, replace(plain, argmax=lambda logits: (calls.append(1), plain.argmax(logits))[1]))
+    got = model.generate_batch(prompts, None, CONFIG, **options)
+    assert engine.runner is not first and calls
+    assert [o.generated_tokens for o in got.values()] == [alone(p, max_new_tokens=6) for p in prompts]
+    second = engine.runner
+    model.set_attn_implementation("eager")
+    model.generate_batch(prompts[:1], None, CONFIG, **options)
+    assert engine.runner is not second and engine.backend is model.backend
+
+
+@pytest.mark.parametrize("drafts", [None, 3])
+def test_requests_go_on_with_other_kernels(drafts: int | None, prompts: list[list[int]], model) -> None:
+    options = {"max_new_tokens": 60, "prompt_lookup_num_tokens": drafts, **GREEDY}
+    with model.continuous_batching_context_manager(continuous_batching_config=CONFIG) as manager:
+        ids = manager.add_requests(prompts, streaming=True, **options)
+        while len(manager.get_result(ids[0]).generated_tokens) < 5:
+            pass
+        assert manager.pause()
+        runner, plain = manager._worker.engine.engine.runner, model.ops
+        set_kernels(model, replace(plain, argmax=lambda logits: plain.argmax(logits)))
+        manager.resume()
+        got = [list(manager.request_id_iter(i))[-1].generated_tokens for i in ids]
+        assert manager._worker.engine.engine.runner is not runner
+    assert got == [alone(p, max_new_tokens=60) for p in prompts]
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.9])
+def test_a_safety_margin_leaves_room(margin: float, prompts: list[list[int]], model) -> None:
+    config = ContinuousBatchingConfig(max_requests_per_batch=8, num_blocks=10, block_size=64, safety_margin=margin)
+    most = []
+    with model.continuous_batching_context_manager(continuous_batching_config=config, warmup=False) as manager:
+        manager.pause()
+        ids = manager.add_requests(prompts, max_new_tokens=20, **GREEDY)
+        step = manager._worker.engine.step
+        manager._worker.engine.step = lambda: (step(), most.append(manager._worker.engine.stats.num_running))[0]
+        manager.resume()
+        got = [manager.get_result(i).generated_tokens for i in ids]
+    assert got == [alone(p, max_new_tokens=20) for p in prompts]
+    assert max(most) == (8 if margin == 0 else 1)
 
 
 def test_more_at_once_than_the_cache_holds(prompts: list[list[int]], model) -> None:

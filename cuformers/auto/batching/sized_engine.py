@@ -8,7 +8,7 @@ from cuformers.cuda.memory import human
 from cuformers.engine.capacity import MAX_ROWS, MIN_LENGTH, PAGE_SIZE, Capacity, power_of_two
 from cuformers.engine.config import ContinuousBatchingConfig
 from cuformers.engine.engine import Engine
-from cuformers.engine.planner import Stats
+from cuformers.engine.planner import WATERMARK, Stats
 from cuformers.engine.request import Request, Sampling
 from cuformers.nn.cache import PagedCache, layout
 
@@ -43,6 +43,7 @@ class SizedEngine:
             use_graphs=usual.use_graphs if config.use_graphs is None else config.use_graphs,
             max_batch_tokens=config.max_batch_tokens or MAX_BATCH_TOKENS,
             prefix_cache=config.allow_block_sharing,
+            watermark=WATERMARK if config.safety_margin is None else config.safety_margin,
         )
         if config.use_async_batching is False:
             self.engine.lag = 0
@@ -83,8 +84,8 @@ class SizedEngine:
         self.engine.reset()
 
     def refresh(self) -> None:
-        """Looks at the weights: where they changed nothing cached before counts any more."""
-        if self._weights != self._present_weights():
+        """Looks at the model: where it has changed nothing cached before counts any more."""
+        if self._computed_with != self._present():
             self._configure()
             assert self.engine.planner is not None
             self.engine.planner.new_epoch()
@@ -98,11 +99,14 @@ class SizedEngine:
                 pass
 
     def _configure(self) -> None:
+        self.engine.backend = self.model.engine.backend
         self.engine.configure(self.capacity)
-        self._weights = self._present_weights()
+        self._computed_with = self._present()
 
-    def _present_weights(self) -> tuple[tuple[int, int], ...]:
-        return tuple((p.data_ptr(), p._version) for p in self.model.parameters())
+    def _present(self) -> tuple[object, ...]:
+        """Kernels, attention and weights of the model."""
+        weights = ((p.data_ptr(), p._version) for p in self.model.parameters())
+        return (self.model.ops, self.model.engine.backend, *weights)
 
 
 def check_possible(config: ContinuousBatchingConfig, usual: Engine) -> None:
