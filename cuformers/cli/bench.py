@@ -98,11 +98,13 @@ def serve_offline(model: "PreTrainedModel", name: str, work: "Work", rates: "Rat
 
 def _run(model: "PreTrainedModel", work: "Work") -> float:
     """Seconds of one run; raises where a request did not give all its tokens."""
+    from cuformers.engine.config import ContinuousBatchingConfig
     from cuformers.generation.config import GenerationConfig
 
+    alone = ContinuousBatchingConfig(allow_block_sharing=False)  # a second run would find the prompts of the first
     configs = [GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=None) for new in work.new_tokens]
     start = perf_counter()
-    outputs = model.generate_batch(work.prompts, generation_config=configs, persistent_manager=True)
+    outputs = model.generate_batch(work.prompts, configs, alone, persistent_manager=True)
     seconds = perf_counter() - start
     for output, new in zip(outputs.values(), work.new_tokens):
         if len(output.generated_tokens) != new:

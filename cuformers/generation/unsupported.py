@@ -20,7 +20,7 @@ class Unsupported:
 
 
 _GROUPS = "Groups of beams are not supported; use num_beams alone, or do_sample=True with num_return_sequences."
-_ASSISTED = "Speculative decoding is not an option of generate; leave it out, the tokens are the same."
+_ASSISTED = "Of the ways to guess tokens only prompt_lookup_num_tokens is supported; the tokens are the same without."
 _INERT_GROUPS = "It only acts between groups of beams, which are not supported."
 _INERT_ASSISTED = "It only acts with an assistant model, which is not supported."
 _HUB = "This decoding method is not supported; use do_sample=True or greedy decoding."
@@ -48,7 +48,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "cache_implementation": Unsupported(("dynamic", "static", "paged"), _CACHE),
     "cache_config": Unsupported((), _CACHE),
     "max_cache_len": Unsupported((), "The paged cache grows by itself.", inert=True),
-    "prefill_chunk_size": Unsupported((), "A prompt is computed in one piece; several short ones share a step."),
+    "prefill_chunk_size": Unsupported((), "Long prompts are cut, short ones share a step: the engine's max_batch_tokens."),
     "compile_config": Unsupported((), _GRAPHS),
     "disable_compile": Unsupported((True, False), _GRAPHS),
     "continuous_batching_config": Unsupported((), "Pass it to generate_batch or init_continuous_batching."),
