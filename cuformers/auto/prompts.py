@@ -31,6 +31,8 @@ def check_prompts(inputs: Tensor | None, attention_mask: Tensor | None) -> None:
         return
     if not isinstance(inputs, Tensor) or inputs.dim() != 2 or inputs.dtype.is_floating_point:
         raise ValueError(f"input_ids must be an integer tensor of shape [batch, length], got {_kind(inputs)}.")
+    if inputs.is_meta:
+        raise ValueError("input_ids lies on the meta device, where tensors have no values: pass real tokens.")
     if not len(inputs):
         raise ValueError("input_ids has no row: there is nothing to continue.")
     if attention_mask is not None and (not isinstance(attention_mask, Tensor) or attention_mask.shape != inputs.shape):

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from os import PathLike
 from typing import Any
 
-from cuformers.base.errors import CheckpointError
+from cuformers.base.errors import CheckpointError, bad_argument
 from cuformers.checkpoint.json_file import read_json
 from cuformers.generation import checks, config_file
 from cuformers.generation.unsupported import ARGUMENTS, METADATA, UNSUPPORTED, check_unsupported
@@ -269,6 +269,13 @@ class GenerationConfig:
 
 FIELDS: tuple[str, ...] = tuple(f.name for f in fields(GenerationConfig))
 """Names of the options that are supported, in the order of their definition."""
+
+
+def check_config(value: Any) -> None:
+    """Raises ValueError for what was passed as generation_config and is neither None nor one of ours."""
+    if value is not None and not isinstance(value, GenerationConfig):
+        remedy = "Of Transformers' make one with cuformers.GenerationConfig.from_dict(config.to_diff_dict())."
+        raise bad_argument("generation_config", value, "a cuformers.GenerationConfig or None", remedy)
 
 
 def close_options(name: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
-from cuformers.generation.config import FIELDS, GenerationConfig
+from cuformers.generation.config import FIELDS, GenerationConfig, check_config
 from cuformers.generation.resolved import ResolvedGeneration
 from cuformers.generation.unsupported import check_unsupported
 
@@ -53,6 +53,7 @@ def resolve(
     Raises:
         ValueError: an unknown, unsupported or impossible option; a prompt that fills max_length.
     """
+    check_config(config)
     user = config.copy() if config is not None else GenerationConfig()
     user.update(**kwargs)
     merged = _merge(user, model_defaults, kwargs)

@@ -253,3 +253,8 @@ def test_nothing_starts_from_the_beginning_of_a_text() -> None:
     assert torch.equal(
         model.generate(max_new_tokens=5, do_sample=False), run(model, torch.tensor([[1]]), max_new_tokens=5)
     )
+
+
+def test_a_prompt_without_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="meta device"):
+        shared("llama").generate(torch.zeros(1, 3, dtype=torch.int64, device="meta"), max_new_tokens=2)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 import torch
+import transformers
 from models.checkpoints import tokens
 from models.families import COMMON
 
@@ -47,6 +48,7 @@ def prompts() -> Iterator[Bad]:
         yield Bad(wrong, {}, "allowed is integers")
     for other in (None, 7, b"text", {3: 4}, {3}, range(4), torch.tensor(3), object()):
         yield Bad(other, {}, "must be a list of token ids")
+    yield Bad(torch.tensor([3], device="meta"), {}, "meta device")
     yield Bad("text", {}, "Tokenize the text first")
     yield Bad([3] * LONGEST, {}, "longer than the longest one here")
 
@@ -152,6 +154,25 @@ def answered(manager: ContinuousBatchingManager, prompt: tuple[int, ...], **opti
     output = manager.get_result(manager.add_request(prompt, max_new_tokens=NEW, **options), timeout=SOON)
     assert output is not None and output.status is RequestStatus.FINISHED
     return output.generated_tokens
+
+
+@pytest.mark.parametrize("config", [5, 0, {}, {"top_k": 3}, "x", transformers.GenerationConfig(top_k=3)])
+def test_what_is_no_generation_config(
+    model: PreTrainedModel, manager: ContinuousBatchingManager, config: object
+) -> None:
+    says = r"generation_config=(.|\n)*cuformers\.GenerationConfig or None"
+    for act in (
+        lambda: manager.add_request([3], generation_config=config),
+        lambda: manager.add_requests([[3]], generation_config=config),
+        lambda: model.init_continuous_batching(config),
+        lambda: model.generate_batch([[3]], [config]),
+        lambda: model.generate(torch.tensor([[3]]), config),
+    ):
+        with pytest.raises(ValueError, match=says):
+            act()
+    with pytest.raises(ValueError, match="generation_config="):
+        model.generate_batch([[3]], config)
+    assert answered(manager, (3, 4), do_sample=False)
 
 
 def test_numbers_that_no_tensor_holds(model: PreTrainedModel, manager: ContinuousBatchingManager) -> None:

@@ -26,13 +26,13 @@ def read_options(
     Raises:
         ValueError: an option that does not exist, options that no prompt can run with, or a list of another length.
     """
-    if configs is None or isinstance(configs, GenerationConfig):
-        options = manager.options(configs or manager.generation_config, given)
+    if not isinstance(configs, Sequence):
+        options = manager.options(configs, given)
         manager.check_options(options, prompts)
         return options
     if len(configs) != prompts:
         raise bad_argument("generation_config", f"a list of {len(configs)}", f"one, or a list of {prompts}")
-    return [manager.options(own or manager.generation_config, given) for own in configs]
+    return [manager.options(own, given) for own in configs]
 
 
 def run_batch(

@@ -20,7 +20,7 @@ from cuformers.auto.batching.tracked import Delivery, Tracked
 from cuformers.auto.batching.worker import Worker
 from cuformers.base.log import notice
 from cuformers.engine.config import ContinuousBatchingConfig
-from cuformers.generation.config import GenerationConfig
+from cuformers.generation.config import GenerationConfig, check_config
 from cuformers.generation.stopping import Decodes
 
 _FAREWELL = 5.0
@@ -71,20 +71,29 @@ class ContinuousBatchingManager:
         self._destroyed = False
 
     def set_options(self, generation_config: GenerationConfig | None, defaults: GenerationConfig) -> None:
-        """Changes the options of later requests; both configs are copied."""
-        self.generation_config = None if generation_config is None else generation_config.copy()
-        self._defaults = defaults.copy()
-        self._plain = self.options(self.generation_config, {})
-
-    def options(self, generation_config: GenerationConfig | None, given: dict[str, Any]) -> Options:
-        """The options of some requests.
+        """Changes the options of later requests; both configs are copied.
 
         Raises:
-            ValueError: an option that does not exist.
+            ValueError: what is passed is no GenerationConfig.
         """
+        check_config(generation_config)
+        self.generation_config = None if generation_config is None else generation_config.copy()
+        self._defaults = defaults.copy()
+        self._plain = self.options(None, {})
+
+    def options(self, generation_config: GenerationConfig | None, given: dict[str, Any]) -> Options:
+        """The options of some requests; without a config of their own they take the manager's.
+
+        Raises:
+            ValueError: an option that does not exist, or no GenerationConfig.
+        """
+        check_config(generation_config)
         check_names(given)
         return Options(
-            config=generation_config, defaults=self._defaults, given=given, max_positions=self._max_positions
+            config=self.generation_config if generation_config is None else generation_config,
+            defaults=self._defaults,
+            given=given,
+            max_positions=self._max_positions,
         )
 
     def check_options(self, options: Options, prompts: int) -> None:
@@ -409,7 +418,7 @@ class ContinuousBatchingManager:
     def _options(self, generation_config: GenerationConfig | None, given: dict[str, Any]) -> Options:
         if generation_config is None and not given:
             return self._plain
-        return self.options(generation_config or self.generation_config, given)
+        return self.options(generation_config, given)
 
     def new_id(self) -> str:
         """An id that is not in use."""

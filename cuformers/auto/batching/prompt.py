@@ -29,6 +29,8 @@ def read_prompt(input_ids: Any, vocab_size: int) -> list[int]:
 
 def as_list(input_ids: Any) -> list[Any]:
     """A copy of what may be token ids; Raises ValueError where it is no list of anything."""
+    if getattr(input_ids, "is_meta", False):
+        raise ValueError("input_ids lies on the meta device, where tensors have no values: pass real tokens.")
     values = input_ids.tolist() if callable(getattr(input_ids, "tolist", None)) else input_ids
     if not isinstance(values, (list, tuple)):
         kind = type(input_ids).__name__
