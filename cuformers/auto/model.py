@@ -258,6 +258,8 @@ class PreTrainedModel(CausalLM):
         warmup: bool = True,
         *,
         tokenizer: Decodes | None = None,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         **options: Any,
     ) -> dict[str, GenerationOutput]:
         """Continues many prompts, as many of them at once as fit. One call at a time.
@@ -272,6 +274,7 @@ class PreTrainedModel(CausalLM):
                 frees them.
             warmup: prepare what the first steps would otherwise wait for.
             tokenizer: needed by stop_strings.
+            logprobs, prompt_logprobs: report log-probabilities, as of the manager's `add_request`.
             options: any field of GenerationConfig; they count most.
 
         Returns:
@@ -285,7 +288,12 @@ class PreTrainedModel(CausalLM):
             inputs,
             generation_config,
             continuous_batching_config,
-            Terms(record_timestamps=record_timestamps, tokenizer=tokenizer),
+            Terms(
+                record_timestamps=record_timestamps,
+                tokenizer=tokenizer,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+            ),
             options,
             progress_bar=progress_bar,
             keep=persistent_manager,

@@ -48,7 +48,7 @@ def check_wanted(request: Request) -> None:
     """Raises ValueError where a request wants more likeliest tokens than steps report."""
     for name in ("logprobs", "prompt_logprobs"):
         wanted, most = getattr(request, name), TOP_LOGPROBS[-1]
-        if wanted is not None and not 0 <= wanted <= most:
+        if wanted is not None and not (type(wanted) is int and 0 <= wanted <= most):
             raise bad_argument(name, wanted, f"None, or 0 to {most}", "Ask for fewer of the likeliest tokens.")
 
 

@@ -212,6 +212,48 @@ def test_log_probabilities(prompts: list[list[int]], model) -> None:
         torch.testing.assert_close(torch.tensor(output.logprobs), want, atol=1e-4, rtol=1e-4)
 
 
+def likeliest(rows: torch.Tensor, top: int) -> list[list[int]]:
+    return rows.topk(top).indices.tolist()
+
+
+@pytest.mark.parametrize("max_batch_tokens", [None, 8])
+def test_likeliest_tokens_of_prompts_and_answers(max_batch_tokens: int | None, prompts: list[list[int]], model) -> None:
+    config = ContinuousBatchingConfig(max_requests_per_batch=4, num_blocks=8, max_batch_tokens=max_batch_tokens)
+    wants = {"logprobs": 3, "prompt_logprobs": 2}
+    got = model.generate_batch(prompts[:4], None, config, max_new_tokens=6, **wants, **GREEDY)
+    for prompt, output in zip(prompts, got.values()):
+        with torch.no_grad():
+            rows = model(torch.tensor([prompt + output.generated_tokens])).logits[0].log_softmax(-1)
+        asked, answered = rows[: len(prompt) - 1], rows[len(prompt) - 1 : -1]
+        assert output.prompt_logprobs[0] is None and output.prompt_top_logprobs[0] is None
+        said = torch.tensor(output.prompt_logprobs[1:])
+        torch.testing.assert_close(said, asked[range(len(asked)), prompt[1:]], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            torch.tensor(output.logprobs), answered[range(6), output.generated_tokens], atol=1e-4, rtol=1e-4
+        )
+        assert [[t for t, _ in one] for one in output.prompt_top_logprobs[1:]] == likeliest(asked, 2)
+        assert [[t for t, _ in one] for one in output.top_logprobs] == likeliest(answered, 3)
+        assert [one[0][1] for one in output.top_logprobs] == output.logprobs, "greedy"
+
+
+def test_log_probabilities_are_there_when_asked_for(prompts: list[list[int]], model) -> None:
+    with model.continuous_batching_context_manager(continuous_batching_config=CONFIG) as manager:
+        ask = {"max_new_tokens": 3, **GREEDY}
+        plain = manager.get_result(manager.add_request(prompts[1], **ask))
+        assert plain.logprobs == plain.top_logprobs == plain.prompt_logprobs == plain.prompt_top_logprobs == []
+        chosen = manager.get_result(manager.add_request(prompts[1], logprobs=0, prompt_logprobs=0, **ask))
+        assert len(chosen.logprobs) == 3 and len(chosen.prompt_logprobs) == len(prompts[1])
+        assert chosen.top_logprobs == chosen.prompt_top_logprobs == []
+        name = manager.add_request(prompts[1], streaming=True, logprobs=1, prompt_logprobs=1, **ask)
+        for count, output in enumerate(manager.request_id_iter(name), 1):
+            assert len(output.logprobs) == len(output.top_logprobs) == len(output.generated_tokens) == min(count, 3)
+            assert output.prompt_logprobs == chosen.prompt_logprobs
+        drawn = {"max_new_tokens": 3, "do_sample": True, "num_return_sequences": 2, "seed": 1}
+        name = manager.add_request(prompts[1], prompt_logprobs=0, **drawn)
+        assert manager.get_result(name).prompt_logprobs == chosen.prompt_logprobs
+        assert manager.get_result(f"{name}__child#0").prompt_logprobs == []
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -80,6 +80,8 @@ def options() -> Iterator[Bad]:
         "guidance_scale": (2.0,),
         "priority": (None, 1.5, math.nan, "x", [1]),
         "cache_salt": (None, 5, [], {}),
+        "logprobs": (-1, 33, 1.5, "x", True),
+        "prompt_logprobs": (-1, 33, 1.5, "x", [1]),
     }
     for name, values in wrong.items():
         for value in values:

@@ -226,6 +226,8 @@ class ContinuousBatchingManager:
         tokenizer: Decodes | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         **options: Any,
     ) -> str:
         """Submits a request. One that can't run has a result too, which says why.
@@ -241,6 +243,8 @@ class ContinuousBatchingManager:
             tokenizer: needed by stop_strings.
             priority: smaller runs first.
             cache_salt: share the cache only with prompts of the same salt.
+            logprobs: report each generated token's log-probability, and so many of the likeliest tokens, 0 to 32.
+            prompt_logprobs: the same for the prompt, which is then computed whole, whatever the cache has of it.
             options: any field of GenerationConfig.
 
         Returns:
@@ -257,6 +261,8 @@ class ContinuousBatchingManager:
             tokenizer=tokenizer,
             priority=priority,
             cache_salt=cache_salt,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
         given = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
         given = {**{k: v for k, v in given.items() if v is not None}, **options}

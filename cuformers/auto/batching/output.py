@@ -34,6 +34,13 @@ class GenerationOutput:
     """The answer's tokens so far; an end-of-sequence token is the last of them."""
     logprobs: list[float] = field(default_factory=list)
     """Natural logarithm of each generated token's probability, where it was asked for; else empty."""
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    """For each generated token the likeliest ones in its place, best first: as many as `logprobs` asked for."""
+    prompt_logprobs: list[float | None] = field(default_factory=list)
+    """As `logprobs`, of the prompt's tokens, given those before them; None for the first. Empty where it was not asked
+    for, and in a prompt's further answers."""
+    prompt_top_logprobs: list[list[tuple[int, float]] | None] = field(default_factory=list)
+    """As `top_logprobs`, of the prompt's tokens: as many as `prompt_logprobs` asked for; None for the first."""
     error: str | None = None
     """Why it failed or was cancelled; None where all is well."""
     status: RequestStatus = RequestStatus.PENDING

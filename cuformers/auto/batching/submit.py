@@ -1,7 +1,7 @@
 """From prompts and options to requests. What can't run is a failed request, with its reason, and no exception."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -37,6 +37,10 @@ class Terms:
     """Smaller runs first."""
     cache_salt: str = ""
     """Prompts share the cache only with prompts of the same salt."""
+    logprobs: int | None = None
+    """So many of the likeliest tokens for each generated one, with their log-probabilities and its own."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt."""
 
     def check(self) -> None:
         """Raises ValueError for what the engine could not put in order or look up: all of its requests would fail."""
@@ -98,14 +102,16 @@ class Submitter:
             prompt = read_prompt(input_ids, self._vocab_size)
             resolved = options.resolved(len(prompt))
             names = [request_id, *(f"{request_id}__child#{i}" for i in range(len(seeds) - 1))]
-            return [self._tracked(name, prompt, resolved, terms, seed) for name, seed in zip(names, seeds)]
+            further = replace(terms, prompt_logprobs=None)  # the first answer tells of the prompt they share
+            own = [terms, *[further] * (len(seeds) - 1)]
+            return [self._tracked(name, prompt, resolved, *its) for name, its in zip(names, zip(own, seeds))]
         except ValueError as error:
             return [_failed(request_id, input_ids, error)]
 
     def _tracked(
         self, request_id: str, prompt: list[int], resolved: ResolvedGeneration, terms: Terms, seed: int
     ) -> Tracked:
-        wants_logprobs = self._config.return_logprobs or resolved.output_logprobs
+        chosen = 0 if self._config.return_logprobs or resolved.output_logprobs else None  # of the chosen token alone
         request = engine_request(
             prompt,
             resolved,
@@ -114,15 +120,14 @@ class Submitter:
             group=self._groups.of(resolved),
             priority=terms.priority,
             cache_salt=terms.cache_salt,
+            logprobs=chosen if terms.logprobs is None else terms.logprobs,
+            prompt_logprobs=terms.prompt_logprobs,
         )
-        if wants_logprobs:
-            request.logprobs = 0  # of the chosen token alone
         return Tracked(
             request_id=request_id,
             prompt_ids=prompt,
             request=request,
             streaming=terms.streaming,
-            wants_logprobs=wants_logprobs,
             record_timestamps=terms.record_timestamps,
             stops=_stops(resolved, terms.tokenizer),
         )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cuformers.auto.batching.output import GenerationOutput, RequestStatus
 from cuformers.engine.request import Finish, Request
@@ -23,7 +23,6 @@ class Tracked:
     """What the engine runs; None where the request could never run."""
     streaming: bool = False
     """Each token is handed out when it comes, and not only the whole at the end."""
-    wants_logprobs: bool = False
     record_timestamps: bool = False
     stops: Sequence[Callable[[Request], bool]] = ()
     """End the request after a token for which one of them holds."""
@@ -54,15 +53,25 @@ class Tracked:
         return GenerationOutput(
             request_id=self.request_id,
             prompt_ids=list(self.prompt_ids) if over else self.prompt_ids,
-            generated_tokens=[] if request is None else request.generated[:count],
-            logprobs=request.token_logprobs[:count] if request is not None and self.wants_logprobs else [],
             error=self.error if over else None,
             status=self.status if over else RequestStatus.DECODING,
             created_time=self.created_time,
             lifespan=(self.taken_time, self.ended_time if over else -1),
             timestamps=self.timestamps[:count] if self.record_timestamps else None,
             finish_reason=_REASON.get(request.finish) if over and request and request.finish else None,
+            **({} if request is None else _said(request, count)),
         )
+
+
+def _said(request: Request, count: int | None) -> dict[str, Any]:
+    """What the engine has said of a request, after so many tokens."""
+    return {
+        "generated_tokens": request.generated[:count],
+        "logprobs": request.token_logprobs[:count],
+        "top_logprobs": request.top_logprobs[:count] if request.logprobs else [],
+        "prompt_logprobs": request.prompt_token_logprobs,
+        "prompt_top_logprobs": request.prompt_top_logprobs if request.prompt_logprobs else [],
+    }
 
 
 class Delivery(NamedTuple):
