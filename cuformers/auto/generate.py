@@ -10,6 +10,7 @@ from cuformers.auto.beams import BeamSearch
 from cuformers.auto.prompts import Prompts, check_prompts, read_prompts
 from cuformers.auto.requests import engine_request
 from cuformers.auto.streamers import BaseStreamer
+from cuformers.base.errors import bad_argument
 from cuformers.engine.group import Group, Trace
 from cuformers.engine.request import Request
 from cuformers.generation.build import PrefixFunction, build_processors
@@ -37,6 +38,7 @@ def generate(
     input_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
     tokenizer: Any = None,
+    assistant_model: "PreTrainedModel | None" = None,
     **options: Any,
 ) -> Tensor | GenerateOutput:
     """Continues prompts.
@@ -51,6 +53,8 @@ def generate(
         streamer: is given the prompt and each new token; for one row.
         attention_mask: [B, S], 1 for real tokens.
         tokenizer: needed by stop_strings.
+        assistant_model: a small model with the same tokens. It guesses `num_assistant_tokens` tokens in each step for
+            this one to check: the same answer, sooner where it guesses well.
         options: any field of GenerationConfig, such as max_new_tokens, do_sample, temperature, seed.
 
     Returns:
@@ -85,6 +89,7 @@ def generate(
         prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
         fused=resolved.num_beams == 1,
     )
+    _check_assisted(assistant_model, resolved)
     criteria = _criteria(resolved, stopping_criteria or (), tokenizer)
     if resolved.num_beams > 1:
         return BeamSearch(model.engine, prompts, resolved, processors, criteria).run()
@@ -96,12 +101,13 @@ def generate(
         keep_scores=resolved.output_scores,
     )
     hook = _hook(prompts, group, criteria, streamer)
-    requests = _requests(prompts, resolved, config.vocab_size, group, hook)
+    more = {"group": group, "on_token": hook, "assisted": assistant_model is not None}
+    requests = _requests(prompts, resolved, config.vocab_size, more)
     group.batch.extend(requests)
     try:
         if streamer is not None:
             streamer.put(prompts.padded.cpu())
-        model.engine.run(requests)
+        model.engine_with(assistant_model).run(requests)
     finally:
         if streamer is not None:
             streamer.end()  # also after an error: somebody may be waiting for more
@@ -113,6 +119,12 @@ def _check_streamed(rows: int, resolved: ResolvedGeneration) -> None:
         raise ValueError("streamer can't follow beam search, whose tokens are known at its end only: set num_beams=1.")
     if rows * resolved.num_return_sequences != 1:
         raise ValueError("streamer takes one row: generate the prompts one by one, with num_return_sequences=1.")
+
+
+def _check_assisted(assistant: "PreTrainedModel | None", resolved: ResolvedGeneration) -> None:
+    for name in ("prompt_lookup_num_tokens", "num_beams"):
+        if assistant is not None and getattr(resolved, name) > 1:
+            raise bad_argument(name, getattr(resolved, name), "its default with an assistant_model", "Leave out one.")
 
 
 def _criteria(
@@ -150,17 +162,11 @@ def _hook(
 
 
 def _requests(
-    prompts: Prompts,
-    resolved: ResolvedGeneration,
-    vocab_size: int,
-    group: Group,
-    hook: Callable[[Request, int], bool] | None,
+    prompts: Prompts, resolved: ResolvedGeneration, vocab_size: int, more: dict[str, Any]
 ) -> list[Request]:
     rows = [row for row in prompts.rows for _ in range(resolved.num_return_sequences)]
     seeds = row_seeds(resolved.seed, len(rows)) if resolved.do_sample else [0] * len(rows)
-    return [
-        engine_request(row, resolved, seed, vocab_size, group=group, on_token=hook) for row, seed in zip(rows, seeds)
-    ]
+    return [engine_request(row, resolved, seed, vocab_size, **more) for row, seed in zip(rows, seeds)]
 
 
 def _output(

@@ -83,6 +83,22 @@ class PreTrainedModel(CausalLM):
         backend = self.backend if self._attention_wanted is not None else None
         return Engine(self, backend, use_graphs=False if self._movers else None)
 
+    def engine_with(self, assistant: "PreTrainedModel | None") -> Engine:
+        """The engine whose tokens an assistant guesses; the last assistant's is kept. None: the engine without one.
+
+        Raises:
+            ValueError: it can't guess for this model.
+        """
+        if assistant is None:
+            return self.engine
+        kept: Engine | None = self.__dict__.get("assisted_engine")
+        if kept is None or kept.draft is not assistant:
+            usual = self.engine
+            use_graphs = False if assistant._movers else usual.use_graphs
+            kept = Engine(self, usual.backend, use_graphs=use_graphs, draft=assistant)
+            self.__dict__["assisted_engine"] = kept
+        return kept
+
     def set_attn_implementation(self, name: str | None) -> None:
         """Changes the attention backend; None leaves the choice to us.
 
@@ -91,7 +107,7 @@ class PreTrainedModel(CausalLM):
         """
         backend = self._choose_backend(name, self.ops)
         self._attention_wanted = None if self.deterministic else name
-        self._forget("engine")
+        self._forget("engine", "assisted_engine")
         self.__dict__["backend"] = backend
 
     def set_kernels(self, want: str = "auto") -> None:
@@ -123,7 +139,7 @@ class PreTrainedModel(CausalLM):
         backend = self._choose_backend(self._attention_wanted, ops)
         set_kernels(self, ops)
         self._deterministic = on
-        self._forget("engine")
+        self._forget("engine", "assisted_engine")
         self.__dict__["backend"] = backend
         self.destroy_cached_continuous_batching_manager()
 
@@ -173,7 +189,7 @@ class PreTrainedModel(CausalLM):
     def settle(self) -> None:
         """Chooses layout, kernels and attention for where the weights are now; after every move."""
         lay_in_rows(self)
-        self._forget("backend", "engine")
+        self._forget("backend", "engine", "assisted_engine")
         self._select(self._kernels_wanted)
 
     def _select(self, want: str) -> None:

@@ -7,7 +7,15 @@ from cuformers.generation.build import fused_warpers
 from cuformers.generation.resolved import ResolvedGeneration
 
 
-def engine_request(prompt: list[int], resolved: ResolvedGeneration, seed: int, vocab_size: int, **more: Any) -> Request:
+def engine_request(
+    prompt: list[int],
+    resolved: ResolvedGeneration,
+    seed: int,
+    vocab_size: int,
+    *,
+    assisted: bool = False,
+    **more: Any,
+) -> Request:
     """The request of one answer.
 
     Args:
@@ -15,6 +23,7 @@ def engine_request(prompt: list[int], resolved: ResolvedGeneration, seed: int, v
         resolved: its options.
         seed: of its draws.
         vocab_size: tokens beyond it end nothing.
+        assisted: whether a small model guesses tokens.
         more: other fields of the request.
     """
     warpers = fused_warpers(resolved)
@@ -30,12 +39,14 @@ def engine_request(prompt: list[int], resolved: ResolvedGeneration, seed: int, v
         max_new_tokens=resolved.max_new_tokens,
         eos=tuple(token for token in resolved.eos_token_ids if token < vocab_size),
         sampling=sampling,
-        drafts=_drafts(resolved),
+        drafts=_drafts(resolved, assisted),
         **more,
     )
 
 
-def _drafts(resolved: ResolvedGeneration) -> Drafts | None:
+def _drafts(resolved: ResolvedGeneration, assisted: bool) -> Drafts | None:
+    if assisted:
+        return Drafts(count=resolved.num_assistant_tokens)
     if not resolved.prompt_lookup_num_tokens:
         return None
     return Drafts(count=resolved.prompt_lookup_num_tokens, longest=resolved.max_matching_ngram_size)

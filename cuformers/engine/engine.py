@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cuformers.cuda import memory, streams
 from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed
+from cuformers.engine.draft_model import check_draft, page_bytes
 from cuformers.engine.logprobs import (
     PromptTargets,
     check_wanted,
@@ -49,6 +50,7 @@ class Engine:
         use_graphs: bool | None = None,
         max_batch_tokens: int = 8192,
         prefix_cache: bool = True,
+        draft: CausalLM | None = None,
         watermark: float = WATERMARK,
     ) -> None:
         """
@@ -58,9 +60,15 @@ class Engine:
             use_graphs: None decides by the device.
             max_batch_tokens: tokens of a step at the most.
             prefix_cache: keep the keys of prompts that have ended, for those that begin alike.
+            draft: a small model that guesses tokens for requests with `drafts`; None looks them up.
             watermark: share of the cache that a new request leaves free where others run.
+
+        Raises:
+            ValueError: the small model can't guess for this one.
         """
-        self.model, self.backend = model, backend
+        if draft is not None:
+            check_draft(draft, model)
+        self.model, self.backend, self.draft = model, backend, draft
         self.device = model.lm_head.weight.device
         self.use_graphs = use_graphs
         self.lag = LAG if self.device.type == "cuda" else 0
@@ -266,7 +274,8 @@ class Engine:
         groups, spec = self._layout(), self.model.model.attention_specs[0]
         dtype = self.model.lm_head.weight.dtype
         page = PagedCache.page_bytes(groups.size, spec.num_kv_heads, spec.head_dim, PAGE_SIZE, dtype)
-        held = self.runner.cache.nbytes if self.runner else 0
+        page += 0 if self.draft is None else page_bytes(self.draft, PAGE_SIZE)
+        held = self.runner.cache_bytes if self.runner else 0
         free = memory.free_bytes(self.device) + held
         need = needed(requests, groups, page, free)
         if need.pages * page > free // 2 and not (self.runner and self.runner.capacity.covers(need)):
@@ -289,7 +298,7 @@ class Engine:
         groups, left = self._layout(), self._withdrawn()
         self.runner, self.planner = None, None
         self.runner = Runner(
-            self.model, self.backend, capacity, groups, use_graphs=self.captures, page_size=PAGE_SIZE
+            self.model, self.backend, capacity, groups, use_graphs=self.captures, page_size=PAGE_SIZE, draft=self.draft
         )
         self.planner = Planner(
             num_rows=capacity.rows,
@@ -319,14 +328,19 @@ class Engine:
     def captures(self) -> bool:
         """Whether steps are captured: by default on a GPU, with kernels that can be."""
         wanted = self.device.type == "cuda" if self.use_graphs is None else self.use_graphs
-        return wanted and self.model.ops.can_capture
+        return wanted and all(model.ops.can_capture for model in self._models)
 
     def _layout(self) -> CacheLayout:
         devices = self.model.model.layer_devices
         return layout([spec.window for spec in self.model.model.attention_specs], apart=len(set(devices)) == 1)
 
     def _current_weights(self) -> tuple[object, ...]:
-        return (self.model.ops, self.backend, *(p.data_ptr() for p in self.model.parameters()))
+        places = (p.data_ptr() for model in self._models for p in model.parameters())
+        return (*(model.ops for model in self._models), self.backend, *places)
+
+    @property
+    def _models(self) -> tuple[CausalLM, ...]:
+        return (self.model,) if self.draft is None else (self.model, self.draft)
 
 
 def _mode(requests: Sequence[Request]) -> Mode:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from cuformers.cuda import graphs, streams
+from cuformers.engine.attention_plans import attention_plans
 from cuformers.engine.capacity import Capacity
+from cuformers.engine.draft_model import DraftModel
 from cuformers.engine.logprobs import PromptTargets, score_prompts
 from cuformers.engine.request import Drafts
 from cuformers.engine.state import idle_rows
 from cuformers.engine.step_size import StepSize, Stretch, pack
-from cuformers.kernels.attention_plan import AttentionPlan
 from cuformers.kernels.logprobs import Logprobs
 from cuformers.kernels.prepare import ChunkPlan
 from cuformers.nn.attention.backend import AttentionBackend
@@ -66,8 +67,12 @@ class Runner:
         *,
         use_graphs: bool,
         page_size: int,
+        draft: CausalLM | None = None,
     ) -> None:
-        """`backend` computes prompts that need nothing from the cache; None leaves them to the op that reads it."""
+        """`backend` computes prompts that need nothing from the cache; None leaves them to the op that reads it.
+
+        `draft` guesses tokens; None looks them up in what the row has said before.
+        """
         weight, specs = model.lm_head.weight, model.model.attention_specs
         self.model, self.backend, self.capacity, self.page_size = model, backend, capacity, page_size
         self.device = weight.device
@@ -82,12 +87,19 @@ class Runner:
         )
         self.table = idle_rows(capacity, len(layout.windows), page_size, self.device)
         model.model.rotary.reserve(capacity.length, self.device)
+        pool = {"num_pages": capacity.pages, "page_size": page_size, "length": capacity.length}
+        self.draft = None if draft is None else DraftModel(draft, layout, **pool)
         self._capture_backend = backend is None or backend.can_capture(model.attention_problem)
         self._plans: dict[StepSize, Tensor] = {}
         self._graphs: dict[tuple[StepSize, Mode, bool], graphs.CapturedGraph[Output]] = {}
         self._met: set[tuple[StepSize, Mode, bool]] = set()
         self._pool = graphs.new_pool() if use_graphs else None
         self.captures = 0
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the pools."""
+        return self.cache.nbytes + (0 if self.draft is None else self.draft.cache.nbytes)
 
     def step(
         self, chunks: Sequence[Stretch], rows: int, mode: Mode, targets: PromptTargets | None = None
@@ -147,12 +159,12 @@ class Runner:
         if packed is None:
             own = state.rows(0, size.rows)
             view = CacheView(self.cache, own.block_tables, own.slots)
-            plans = self._cuts(own.lengths)
+            plans = attention_plans(self.model, own.lengths)
             step = Step(
                 phase="cached", positions=own.positions, lengths=own.lengths, reached=own.lengths, cache=view,
                 plans=plans,
             )  # fmt: skip
-            output = Output(0, None, self.model.logits(self.model.model(own.tokens, step)))
+            output = Output(0, None, self.model.logits(self._hidden(own.tokens, step)))
         else:
             plan = ChunkPlan.unpack(packed)
             read = self.model.ops.prepare(plan, state, size.tokens, size.rows)
@@ -161,13 +173,13 @@ class Runner:
                 phase="cached",
                 positions=read.positions,
                 lengths=lengths,
-                plans=self._cuts(lengths) if size.rows else {},
+                plans=attention_plans(self.model, lengths),
                 reached=read.reached,
                 cache=CacheView(self.cache, state.block_tables, read.slots),
                 chunks=Chunks(size.tokens, plan.bounds, plan.rows, read.lengths, fresh is not None),
                 **({} if fresh is None else self._alone(plan, size, fresh)),
             )
-            hidden = self.model.model(read.tokens, step)
+            hidden = self._hidden(read.tokens, step)
             scored = None if targets is None else score_prompts(self.model, hidden, targets)
             logits = self.model.logits(hidden[read.last.long()])
             output = Output(size.chunks, read.rows, logits, prompt_logprobs=scored)
@@ -176,7 +188,10 @@ class Runner:
     def _step_drafts(self, rows: int, mode: Mode, drafts: Drafts) -> Output:
         """A step of `rows` rows, each of which may take several tokens."""
         ops, state = self.model.ops, self.table.decode.rows(0, rows)
-        guessed = ops.draft_lookup(state, drafts.count, drafts.longest)
+        if self.draft is None:
+            guessed = ops.draft_lookup(state, drafts.count, drafts.longest)
+        else:
+            guessed = self.draft.guess(state, drafts.count)
         read, width = ops.spread_drafts(state, guessed), drafts.count + 1
         step = Step(
             phase="cached",
@@ -184,7 +199,7 @@ class Runner:
             lengths=read.lengths,
             reached=read.lengths,
             cache=CacheView(self.cache, read.block_tables, read.slots),
-            plans=self._cuts(read.lengths),
+            plans=attention_plans(self.model, read.lengths),
             newest=width,
         )
         logits = self.model.logits(self.model.model(read.tokens, step))
@@ -195,11 +210,11 @@ class Runner:
             sampled = ops.sample(logits, *ways, read.positions.long())
         return Output(0, None, logits, ops.accept(sampled.view(rows, width), guessed, state))
 
-    def _cuts(self, lengths: Tensor) -> dict[int | None, AttentionPlan]:
-        """How attention of rows of these lengths is cut, once for all layers of a window."""
-        plan, specs = self.model.ops.attention_plan, self.model.model.attention_specs
-        windows = dict.fromkeys(spec.window for spec in specs)
-        return {window: plan(lengths, num_kv_heads=specs[0].num_kv_heads, window=window) for window in windows}
+    def _hidden(self, tokens: Tensor, step: Step) -> Tensor:
+        """The hidden states of a step that no draft model has guessed for; it sees the tokens too."""
+        if self.draft is not None:
+            self.draft.follow(tokens, step)
+        return self.model.model(tokens, step)
 
     def _alone(self, plan: ChunkPlan, size: StepSize, lengths: tuple[int, ...]) -> dict:
         """What a backend reads of chunks that bring their keys along; what is left over is one filler sequence."""

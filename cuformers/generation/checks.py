@@ -134,6 +134,7 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "length_penalty": ("a number", _number),
     "early_stopping": ("True, False or 'never'", lambda value: _flag(value) or value == "never"),
     "prompt_lookup_num_tokens": ("an integer from 0 to 31", lambda value: _whole(0)(value) and value <= 31),
+    "num_assistant_tokens": ("an integer from 1 to 31", lambda value: _whole(1)(value) and value <= 31),
     "max_matching_ngram_size": ("an integer from 1 to 16", lambda value: _whole(1)(value) and value <= 16),
     "num_return_sequences": _COUNT,
     "return_dict_in_generate": _BOOL,

@@ -94,6 +94,8 @@ class GenerationConfig:
     prompt_lookup_num_tokens: int | None = None
     """Tokens to guess in each step, as those that followed the last place where the newest tokens stood before, and to
     check: the same answer, sooner where it repeats itself or the prompt. Default: none."""
+    num_assistant_tokens: int | None = None
+    """Tokens that an assistant_model guesses in each step. Default 5."""
     max_matching_ngram_size: int | None = None
     """Newest tokens that prompt lookup looks for, at the most. Default 3."""
     num_return_sequences: int | None = None

@@ -77,6 +77,8 @@ class ResolvedGeneration:
     """Only for beams; True, False or "never"."""
     prompt_lookup_num_tokens: int = 0
     """0: no prompt lookup."""
+    num_assistant_tokens: int = 5
+    """Only with an assistant model."""
     max_matching_ngram_size: int = 3
     """Only for prompt lookup."""
     num_return_sequences: int = 1

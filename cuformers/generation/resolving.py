@@ -98,6 +98,7 @@ def resolve(
         length_penalty=_or(merged.length_penalty, 1.0),
         early_stopping=_or(merged.early_stopping, False),
         prompt_lookup_num_tokens=_or(merged.prompt_lookup_num_tokens, 0),
+        num_assistant_tokens=_or(merged.num_assistant_tokens, 5),
         max_matching_ngram_size=_or(merged.max_matching_ngram_size, 3),
         num_return_sequences=_or(merged.num_return_sequences, 1),
         **outputs,

@@ -20,9 +20,9 @@ class Unsupported:
 
 
 _GROUPS = "Groups of beams are not supported; use num_beams alone, or do_sample=True with num_return_sequences."
-_ASSISTED = "Of the ways to guess tokens only prompt_lookup_num_tokens is supported; the tokens are the same without."
+_ASSISTED = "Tokens are guessed by prompt_lookup_num_tokens or an assistant_model; the answer is the same without."
 _INERT_GROUPS = "It only acts between groups of beams, which are not supported."
-_INERT_ASSISTED = "It only acts with an assistant model, which is not supported."
+_INERT_ASSISTED = "An assistant model always guesses num_assistant_tokens tokens; the answer is the same."
 _HUB = "This decoding method is not supported; use do_sample=True or greedy decoding."
 _ENCODER = "It needs an encoder's input; use the option of the same name without 'encoder_'."
 _CACHE = "The paged cache serves every call; leave it out, or use None, 'dynamic', 'static' or 'paged'."
@@ -48,13 +48,12 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "cache_implementation": Unsupported(("dynamic", "static", "paged"), _CACHE),
     "cache_config": Unsupported((), _CACHE),
     "max_cache_len": Unsupported((), "The paged cache grows by itself.", inert=True),
-    "prefill_chunk_size": Unsupported((), "Long prompts are cut, short ones share a step: the engine's max_batch_tokens."),
+    "prefill_chunk_size": Unsupported((), "max_batch_tokens of continuous batching says how prompts are cut."),
     "compile_config": Unsupported((), _GRAPHS),
     "disable_compile": Unsupported((True, False), _GRAPHS),
     "continuous_batching_config": Unsupported((), "Pass it to generate_batch or init_continuous_batching."),
     "use_mtp": Unsupported((False,), _ASSISTED),
     "is_assistant": Unsupported((False,), _INERT_ASSISTED, inert=True),
-    "num_assistant_tokens": Unsupported((20,), _INERT_ASSISTED, inert=True),
     "num_assistant_tokens_schedule": Unsupported(("constant",), _INERT_ASSISTED, inert=True),
     "assistant_confidence_threshold": Unsupported((0.4,), _INERT_ASSISTED, inert=True),
     "assistant_lookbehind": Unsupported((10,), _INERT_ASSISTED, inert=True),
@@ -72,7 +71,7 @@ ARGUMENTS: Mapping[str, str] = {
     "prefix_allowed_tokens_fn": _ITSELF,
     "streamer": _ITSELF,
     "tokenizer": _ITSELF,
-    "assistant_model": _ASSISTED,
+    "assistant_model": _ITSELF,
     "negative_prompt_ids": "Classifier-free guidance is not supported; leave it out.",
     "negative_prompt_attention_mask": "Classifier-free guidance is not supported; leave it out.",
     "synced_gpus": "Ranks may end at different steps; leave it out.",

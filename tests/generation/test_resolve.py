@@ -216,7 +216,7 @@ IMPOSSIBLE = [
     ({"num_beams": 0}, "num_beams=0"),
     ({"num_beams": 2, "early_stopping": "always"}, "early_stopping='always'.*True, False or 'never'"),
     ({"num_beam_groups": 2}, "num_beam_groups=2"),
-    ({"assistant_model": object()}, "prompt_lookup_num_tokens"),
+    ({"assistant_model": object()}, "argument of generate"),
     ({"streamer": object()}, "argument of generate"),
     ({"top_p": 1.5}, "top_p"),
     ({"unknown_option": None}, "unknown_option"),
