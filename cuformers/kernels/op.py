@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Literal
 
 import torch
@@ -104,3 +106,25 @@ class Op:
     def _load(self, candidate: Implementation) -> Callable:
         function = candidate.load()
         return function if "train" in candidate.modes else guarded(function, self.implementations[-1].load())
+
+
+def two_ways(package: str, name: str, *, modes: frozenset[Mode] = frozenset({"infer"})) -> Op:
+    """An op whose kernel and specification are the functions of its name in `package.triton` and `package.reference`.
+
+    Args:
+        package: folder of the op; nothing of it is imported before it is chosen.
+        name: of the op.
+        modes: that the kernel serves; the reference serves both.
+    """
+    kernel, reference = (partial(_function, f"{package}.{module}", name) for module in ("triton", "reference"))
+    return Op(
+        name,
+        (
+            Implementation(name="triton", load=kernel, modes=modes, min_capability=(8, 0)),
+            Implementation(name="reference", load=reference),
+        ),
+    )
+
+
+def _function(module: str, name: str) -> Callable:
+    return getattr(import_module(module), name)

@@ -20,7 +20,7 @@ def test_the_gpu_gets_triton_and_the_cpu_the_reference() -> None:
     assert chosen.linear is reference().linear
 
 
-def test_training_and_float64_get_the_reference() -> None:
+def test_training_gets_the_reference() -> None:
     train = Problem(device="cuda", capability=(9, 0), dtype=torch.bfloat16, mode="train")
     names = {c.op: c.implementation.name for c in select(train).choices}
     same_kernels = {"invariant_linear", "invariant_gated_linear"}

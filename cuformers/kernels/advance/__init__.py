@@ -9,10 +9,9 @@ negative row takes nothing. Without rows, token r goes to row r where that is bu
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from cuformers.kernels.op import FLOATS, Implementation, Op
+from cuformers.kernels.op import two_ways
 
 
 class DecodeState(NamedTuple):
@@ -66,22 +65,4 @@ def _row_dim(name: str) -> int:
     return 1 if name in ("slots", "block_tables") else 0
 
 
-def _reference():
-    from cuformers.kernels.advance.reference import advance
-
-    return advance
-
-
-def _triton():
-    from cuformers.kernels.advance.triton import advance
-
-    return advance
-
-
-OP = Op(
-    "advance",
-    (
-        Implementation(name="triton", load=_triton, modes=frozenset({"infer"}), dtypes=FLOATS, min_capability=(8, 0)),
-        Implementation(name="reference", load=_reference, dtypes=FLOATS | {torch.float64}),
-    ),
-)
+OP = two_ways(__name__, "advance")

@@ -20,12 +20,11 @@ for their predecessor: another ordinary kernel, such as the embedding's, must li
 them. See `kernels/launch.py`.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
-from cuformers.kernels.op import Implementation, Op
+from cuformers.kernels.op import two_ways
 
 
 class AttentionPlan(NamedTuple):
@@ -43,22 +42,4 @@ NEWEST = 2
 """Flag of an item that holds its row's newest key."""
 
 
-def _load_triton() -> Callable:
-    from cuformers.kernels.attention_plan.triton import attention_plan
-
-    return attention_plan
-
-
-def _load_reference() -> Callable:
-    from cuformers.kernels.attention_plan.reference import attention_plan
-
-    return attention_plan
-
-
-OP = Op(
-    "attention_plan",
-    (
-        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
-        Implementation(name="reference", load=_load_reference),
-    ),
-)
+OP = two_ways(__name__, "attention_plan")

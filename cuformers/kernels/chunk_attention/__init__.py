@@ -15,27 +15,6 @@ softcap * tanh(score / softcap). `sinks`: one more score per head, without a val
 hold.
 """
 
-from collections.abc import Callable
+from cuformers.kernels.op import two_ways
 
-from cuformers.kernels.op import Implementation, Op
-
-
-def _load_triton() -> Callable:
-    from cuformers.kernels.chunk_attention.triton import chunk_attention
-
-    return chunk_attention
-
-
-def _load_reference() -> Callable:
-    from cuformers.kernels.chunk_attention.reference import chunk_attention
-
-    return chunk_attention
-
-
-OP = Op(
-    "chunk_attention",
-    (
-        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
-        Implementation(name="reference", load=_load_reference),
-    ),
-)
+OP = two_ways(__name__, "chunk_attention")

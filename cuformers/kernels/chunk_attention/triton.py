@@ -6,11 +6,11 @@ import torch
 import triton
 from torch import Tensor
 
-from cuformers.base.errors import bad_argument
 from cuformers.kernels.chunk_attention import hopper
 from cuformers.kernels.chunk_attention.hopper import HopperConfig
 from cuformers.kernels.chunk_attention.kernel import chunk_kernel
 from cuformers.kernels.launch import interpreted, pdl
+from cuformers.kernels.pages import readable
 
 LOG2E = 1.4426950408889634
 USE_HOPPER = False
@@ -62,7 +62,7 @@ def chunk_attention(
     cut: ChunkConfig | HopperConfig | None = None,
 ) -> Tensor:
     """See the package. `cut` overrides the rule, for tuning."""
-    q = _checked(q.detach(), k_cache, v_cache)
+    q = readable(q.detach(), k_cache, v_cache)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if len(q) == 0:
         return out
@@ -105,17 +105,3 @@ def _launch(
         HKV=HKV, G=G, D=D, BLOCK_D=triton.next_power_of_2(D), PAGE=PAGE, BLOCK_M=cut.block_m, BLOCK_S=cut.block_s,
         STAGES=cut.stages, UPCAST=interpreted(), num_warps=cut.num_warps, **flags, **pdl(q.device),
     )  # fmt: skip
-
-
-def _checked(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-    """q with contiguous heads; it may be a slice of the qkv rows."""
-    PAGE, D = k_cache.shape[2:]
-    if PAGE < 16 or PAGE & (PAGE - 1):
-        raise bad_argument("page_size", PAGE, "a power of two from 16 on")
-    if not 16 <= D <= 256:
-        raise bad_argument("head_dim", D, "16 to 256", "Use kernels='reference' for this model.")
-    if q.shape[1] % k_cache.shape[1]:
-        raise bad_argument("num_heads", q.shape[1], f"a multiple of num_kv_heads={k_cache.shape[1]}")
-    pages_are_contiguous = k_cache[:1].is_contiguous() and v_cache[:1].is_contiguous()
-    assert pages_are_contiguous and k_cache.dtype == q.dtype, "pages are contiguous, in the model's dtype"
-    return q if q.stride(1) == D and q.stride(2) == 1 else q.contiguous()

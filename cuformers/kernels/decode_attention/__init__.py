@@ -12,27 +12,6 @@ is. A row of length 0 is padding: its slot is negative, its output zero. A row w
 length - 1. `plan`, `newest`: see `paged_attention`.
 """
 
-from collections.abc import Callable
+from cuformers.kernels.op import two_ways
 
-from cuformers.kernels.op import Implementation, Op
-
-
-def _load_triton() -> Callable:
-    from cuformers.kernels.decode_attention.triton import decode_attention
-
-    return decode_attention
-
-
-def _load_reference() -> Callable:
-    from cuformers.kernels.decode_attention.reference import decode_attention
-
-    return decode_attention
-
-
-OP = Op(
-    "decode_attention",
-    (
-        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
-        Implementation(name="reference", load=_load_reference),
-    ),
-)
+OP = two_ways(__name__, "decode_attention")

@@ -7,25 +7,7 @@ Rows 0..I-1 of the weight (columns of gate_up) are the gate, the rest is up. `ac
 "gelu_tanh" or "relu". The fused op keeps gate and up in float32 until the end.
 """
 
-from collections.abc import Callable
+from cuformers.kernels.op import two_ways
 
-from cuformers.kernels.op import Implementation, Op
-
-
-def _op(name: str) -> Op:
-    def load_triton() -> Callable:
-        from cuformers.kernels.gated_linear import triton
-
-        return getattr(triton, name)
-
-    def load_reference() -> Callable:
-        from cuformers.kernels.gated_linear import reference
-
-        return getattr(reference, name)
-
-    triton = Implementation(name="triton", load=load_triton, modes=frozenset({"infer"}), min_capability=(8, 0))
-    return Op(name, (triton, Implementation(name="reference", load=load_reference)))
-
-
-GATED_LINEAR = _op("gated_linear")
-GATED_ACTIVATION = _op("gated_activation")
+GATED_LINEAR = two_ways(__name__, "gated_linear")
+GATED_ACTIVATION = two_ways(__name__, "gated_activation")

@@ -11,25 +11,7 @@ multiplied one by one may differ from the whole. Gate and up are rounded to the 
 reference gives the values; it promises no bits.
 """
 
-from collections.abc import Callable
+from cuformers.kernels.op import two_ways
 
-from cuformers.kernels.op import Implementation, Op
-
-
-def _op(name: str) -> Op:
-    def load_triton() -> Callable:
-        from cuformers.kernels.invariant_linear import triton
-
-        return getattr(triton, name)
-
-    def load_reference() -> Callable:
-        from cuformers.kernels.invariant_linear import reference
-
-        return getattr(reference, name)
-
-    triton = Implementation(name="triton", load=load_triton, min_capability=(8, 0))
-    return Op(name, (triton, Implementation(name="reference", load=load_reference)))
-
-
-INVARIANT_LINEAR = _op("invariant_linear")
-INVARIANT_GATED_LINEAR = _op("invariant_gated_linear")
+INVARIANT_LINEAR = two_ways(__name__, "invariant_linear", modes=frozenset({"infer", "train"}))
+INVARIANT_GATED_LINEAR = two_ways(__name__, "invariant_gated_linear", modes=frozenset({"infer", "train"}))

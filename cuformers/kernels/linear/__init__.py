@@ -9,10 +9,8 @@ and on the number of rows, never on the other rows' values. No argument is overw
 memory becoming the result's, where the caller says `overwrite`: it is nobody else's then.
 """
 
-from collections.abc import Callable
-
 from cuformers.kernels.linear.config import MAX_ROWS
-from cuformers.kernels.op import Implementation, Op
+from cuformers.kernels.op import two_ways
 
 
 def rides(rows: int) -> bool:
@@ -20,22 +18,4 @@ def rides(rows: int) -> bool:
     return rows <= MAX_ROWS
 
 
-def _load_triton() -> Callable:
-    from cuformers.kernels.linear.triton import linear
-
-    return linear
-
-
-def _load_reference() -> Callable:
-    from cuformers.kernels.linear.reference import linear
-
-    return linear
-
-
-OP = Op(
-    "linear",
-    (
-        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
-        Implementation(name="reference", load=_load_reference),
-    ),
-)
+OP = two_ways(__name__, "linear")

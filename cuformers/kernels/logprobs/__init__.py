@@ -10,13 +10,12 @@ Logits of -inf have log-probability -inf. As in torch.log_softmax a row with a N
 has NaN for every log-probability; its ranks and ids still follow the order, in which NaN counts as -inf.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from cuformers.base.errors import bad_argument
-from cuformers.kernels.op import Implementation, Op
+from cuformers.kernels.op import two_ways
 
 MAX_TOP = 32
 
@@ -41,22 +40,4 @@ def check_top(top: int, num_tokens: int) -> None:
         raise bad_argument("top", top, f"0 to {most}", "Ask for fewer log-probabilities.")
 
 
-def _load_triton() -> Callable:
-    from cuformers.kernels.logprobs.triton import logprobs
-
-    return logprobs
-
-
-def _load_reference() -> Callable:
-    from cuformers.kernels.logprobs.reference import logprobs
-
-    return logprobs
-
-
-OP = Op(
-    "logprobs",
-    (
-        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
-        Implementation(name="reference", load=_load_reference),
-    ),
-)
+OP = two_ways(__name__, "logprobs")

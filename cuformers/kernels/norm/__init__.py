@@ -7,26 +7,8 @@
 x and residual share dtype and shape; the weight may have another float dtype.
 """
 
-from collections.abc import Callable
+from cuformers.kernels.op import two_ways
 
-from cuformers.kernels.op import Implementation, Op
-
-
-def _op(name: str) -> Op:
-    def load_triton() -> Callable:
-        from cuformers.kernels.norm import triton
-
-        return getattr(triton, name)
-
-    def load_reference() -> Callable:
-        from cuformers.kernels.norm import reference
-
-        return getattr(reference, name)
-
-    triton = Implementation(name="triton", load=load_triton, modes=frozenset({"infer"}), min_capability=(8, 0))
-    return Op(name, (triton, Implementation(name="reference", load=load_reference)))
-
-
-RMS_NORM = _op("rms_norm")
-ADD_RMS_NORM = _op("add_rms_norm")
-RMS_NORM_ADD = _op("rms_norm_add")
+RMS_NORM = two_ways(__name__, "rms_norm")
+ADD_RMS_NORM = two_ways(__name__, "add_rms_norm")
+RMS_NORM_ADD = two_ways(__name__, "rms_norm_add")

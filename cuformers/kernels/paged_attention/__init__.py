@@ -14,27 +14,6 @@ Only the `newest` keys of a sequence may come from the step's own earlier kernel
 have finished.
 """
 
-from collections.abc import Callable
+from cuformers.kernels.op import two_ways
 
-from cuformers.kernels.op import Implementation, Op
-
-
-def _load_triton() -> Callable:
-    from cuformers.kernels.paged_attention.triton import paged_attention
-
-    return paged_attention
-
-
-def _load_reference() -> Callable:
-    from cuformers.kernels.paged_attention.reference import paged_attention
-
-    return paged_attention
-
-
-OP = Op(
-    "paged_attention",
-    (
-        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
-        Implementation(name="reference", load=_load_reference),
-    ),
-)
+OP = two_ways(__name__, "paged_attention")

@@ -6,12 +6,12 @@ import torch
 import triton
 from torch import Tensor
 
-from cuformers.base.errors import bad_argument
 from cuformers.kernels.attention_plan import AttentionPlan
 from cuformers.kernels.attention_plan.triton import attention_plan
 from cuformers.kernels.launch import interpreted, pdl, sms
 from cuformers.kernels.paged_attention.kernel import attention_kernel
 from cuformers.kernels.paged_attention.merge_kernel import merge_kernel
+from cuformers.kernels.pages import readable
 
 LOG2E = 1.4426950408889634
 MERGED_AT_ONCE = 32
@@ -62,7 +62,7 @@ def paged_attention(
     cut: AttentionConfig | None = None,
 ) -> Tensor:
     """See the package. `cut` overrides the rule, for tuning."""
-    q = _checked(q.detach(), k_cache, v_cache)
+    q = readable(q.detach(), k_cache, v_cache)
     N, num_heads, D = q.shape
     HKV, PAGE = k_cache.shape[1:3]
     out = torch.empty((N, num_heads, D), dtype=q.dtype, device=q.device)
@@ -92,17 +92,3 @@ def paged_attention(
         **shape, **chain,
     )  # fmt: skip
     return out
-
-
-def _checked(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-    """q with contiguous heads; it may be a slice of the qkv rows."""
-    PAGE, D = k_cache.shape[2:]
-    if PAGE < 16 or PAGE & (PAGE - 1):
-        raise bad_argument("page_size", PAGE, "a power of two from 16 on")
-    if not 16 <= D <= 256:
-        raise bad_argument("head_dim", D, "16 to 256", "Use kernels='reference' for this model.")
-    if q.shape[1] % k_cache.shape[1]:
-        raise bad_argument("num_heads", q.shape[1], f"a multiple of num_kv_heads={k_cache.shape[1]}")
-    pages_are_contiguous = k_cache[:1].is_contiguous() and v_cache[:1].is_contiguous()
-    assert pages_are_contiguous and k_cache.dtype == q.dtype, "pages are contiguous, in the model's dtype"
-    return q if q.stride(1) == D and q.stride(2) == 1 else q.contiguous()

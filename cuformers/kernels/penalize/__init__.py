@@ -13,13 +13,12 @@ rounded to float32, as if each were an op of its own.
 counts is a workspace (`workspace`): zero before, and left so.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cuformers.kernels.op import Implementation, Op
+from cuformers.kernels.op import two_ways
 
 
 class Penalties(NamedTuple):
@@ -48,22 +47,4 @@ def workspace(num_rows: int, num_tokens: int, device: torch.device) -> Tensor:
     return torch.zeros(num_rows, num_tokens, dtype=torch.int32, device=device)
 
 
-def _load_triton() -> Callable:
-    from cuformers.kernels.penalize.triton import penalize
-
-    return penalize
-
-
-def _load_reference() -> Callable:
-    from cuformers.kernels.penalize.reference import penalize
-
-    return penalize
-
-
-OP = Op(
-    "penalize",
-    (
-        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
-        Implementation(name="reference", load=_load_reference),
-    ),
-)
+OP = two_ways(__name__, "penalize")

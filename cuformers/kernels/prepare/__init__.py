@@ -8,10 +8,9 @@ A step's stream is T = `tokens` tokens of prompt chunks, then one token of each 
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from cuformers.kernels.op import FLOATS, Implementation, Op
+from cuformers.kernels.op import two_ways
 
 
 class ChunkPlan(NamedTuple):
@@ -59,22 +58,4 @@ class StepInput(NamedTuple):
     """[N + B], int32: row that takes the sampled token; -1 where none does."""
 
 
-def _reference():
-    from cuformers.kernels.prepare.reference import prepare
-
-    return prepare
-
-
-def _triton():
-    from cuformers.kernels.prepare.triton import prepare
-
-    return prepare
-
-
-OP = Op(
-    "prepare",
-    (
-        Implementation(name="triton", load=_triton, modes=frozenset({"infer"}), dtypes=FLOATS, min_capability=(8, 0)),
-        Implementation(name="reference", load=_reference, dtypes=FLOATS | {torch.float64}),
-    ),
-)
+OP = two_ways(__name__, "prepare")

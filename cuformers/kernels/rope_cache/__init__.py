@@ -10,27 +10,6 @@ of rotate_half; dims from rot on pass through. Slot s lies at page s // page, of
 nothing. qkv may be overwritten, and the results may be views of it.
 """
 
-from collections.abc import Callable
+from cuformers.kernels.op import two_ways
 
-from cuformers.kernels.op import Implementation, Op
-
-
-def _load_triton() -> Callable:
-    from cuformers.kernels.rope_cache.triton import rope_cache
-
-    return rope_cache
-
-
-def _load_reference() -> Callable:
-    from cuformers.kernels.rope_cache.reference import rope_cache
-
-    return rope_cache
-
-
-OP = Op(
-    "rope_cache",
-    (
-        Implementation(name="triton", load=_load_triton, modes=frozenset({"infer"}), min_capability=(8, 0)),
-        Implementation(name="reference", load=_load_reference),
-    ),
-)
+OP = two_ways(__name__, "rope_cache")

@@ -10,25 +10,7 @@ logit + Gumbel noise, whose bits are a function of (seed, position, token id) al
 whatever shares its batch. Rows without any finite logit give token 0. B and V are at least 1.
 """
 
-from collections.abc import Callable
+from cuformers.kernels.op import two_ways
 
-from cuformers.kernels.op import Implementation, Op
-
-
-def _op(name: str) -> Op:
-    def load_triton() -> Callable:
-        from cuformers.kernels.sample import triton
-
-        return getattr(triton, name)
-
-    def load_reference() -> Callable:
-        from cuformers.kernels.sample import reference
-
-        return getattr(reference, name)
-
-    triton = Implementation(name="triton", load=load_triton, modes=frozenset({"infer"}), min_capability=(8, 0))
-    return Op(name, (triton, Implementation(name="reference", load=load_reference)))
-
-
-SAMPLE = _op("sample")
-ARGMAX = _op("argmax")
+SAMPLE = two_ways(__name__, "sample")
+ARGMAX = two_ways(__name__, "argmax")

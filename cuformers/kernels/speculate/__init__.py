@@ -22,13 +22,11 @@ sampler whose noise depends on the row's seed and the position alone draws what 
 Method: Saxena, "Prompt Lookup Decoding" (2023); Leviathan et al., arXiv:2211.17192, for the verification.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from cuformers.kernels.op import FLOATS, Implementation, Op
+from cuformers.kernels.op import two_ways
 
 
 class DraftRows(NamedTuple):
@@ -46,23 +44,6 @@ class DraftRows(NamedTuple):
     """[G, R, M], int32: the pages of the row that each is from."""
 
 
-def _op(name: str) -> Op:
-    def load_triton() -> Callable:
-        from cuformers.kernels.speculate import triton
-
-        return getattr(triton, name)
-
-    def load_reference() -> Callable:
-        from cuformers.kernels.speculate import reference
-
-        return getattr(reference, name)
-
-    triton = Implementation(
-        name="triton", load=load_triton, modes=frozenset({"infer"}), dtypes=FLOATS, min_capability=(8, 0)
-    )
-    return Op(name, (triton, Implementation(name="reference", load=load_reference, dtypes=FLOATS | {torch.float64})))
-
-
-DRAFT_LOOKUP = _op("draft_lookup")
-SPREAD_DRAFTS = _op("spread_drafts")
-ACCEPT = _op("accept")
+DRAFT_LOOKUP = two_ways(__name__, "draft_lookup")
+SPREAD_DRAFTS = two_ways(__name__, "spread_drafts")
+ACCEPT = two_ways(__name__, "accept")
