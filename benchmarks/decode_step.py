@@ -26,7 +26,7 @@ from cuformers.kernels.paged_attention.triton import AttentionConfig
 GREEDY = Mode(sample=True, greedy=True)
 CUTS = tuple(
     AttentionConfig(block_s, warps, stages, early)
-    for block_s, warps, stages in ((64, 4, 2), (64, 4, 3), (64, 2, 3), (64, 8, 2), (128, 4, 2))
+    for block_s, warps, stages in ((64, 4, 1), (64, 4, 2), (64, 4, 3), (64, 2, 3), (64, 8, 2), (128, 4, 2))
     for early in (False, True)
 )
 
