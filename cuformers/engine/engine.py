@@ -7,30 +7,23 @@ order: what a step reads may be handed on as soon as the step has been launched.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from cuformers.cuda import memory, streams
+from cuformers.cuda import memory
 from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed
 from cuformers.engine.draft_model import check_draft, page_bytes
+from cuformers.engine.launch import launch
 from cuformers.engine.logprobs import (
-    PromptTargets,
     check_wanted,
-    prompt_targets,
     report,
     report_prompts,
-    top_size,
 )
 from cuformers.engine.mail import Letter, Mail, Owner
-from cuformers.engine.plan import StepPlan
 from cuformers.engine.planner import WATERMARK, Planner
 from cuformers.engine.profile import step_bytes
 from cuformers.engine.request import Drafts, Finish, Request
-from cuformers.engine.runner import Mode, Output, Runner
-from cuformers.engine.state import write_rows, write_tables
-from cuformers.engine.step_size import ROW_SIZES
+from cuformers.engine.runner import Runner
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.cache import CacheLayout, PagedCache, layout
 from cuformers.nn.decoder import CausalLM
@@ -136,7 +129,7 @@ class Engine:
         plan = self.planner.plan(settled=not self._letters)
         launched = plan is not None and not plan.wait
         if plan is not None and launched:
-            self._letters.append(self._launch(self.runner, plan))
+            self._letters.append(self._mail.send(*launch(self.runner, self.planner, plan, self._drafts)))
         if self._letters and (not launched or len(self._letters) > self.lag):
             self._collect(self.planner)
             return True
@@ -155,72 +148,6 @@ class Engine:
         state = self.runner.table.decode
         state.lengths.zero_()
         state.slots.fill_(-1)
-
-    def _launch(self, runner: Runner, plan: StepPlan) -> Letter:
-        table = runner.table
-        if plan.idle:
-            table.decode.idle(streams.upload(plan.idle, torch.int64, self.device))
-        if plan.admitted:
-            write_rows(table, plan.admitted)
-        write_tables(table.decode.block_tables, plan.tables)
-        count = self._compacted(runner, plan)
-        targets = prompt_targets(plan.chunks, self.device)
-        output = self._run(runner, plan, count, targets)
-        stretches = targets.stretches if targets is not None else ()
-        return self._mail.send(output, self._owners(plan, output), stretches)
-
-    def _owners(self, plan: StepPlan, output: Output) -> list[Owner]:
-        """Whose the rows of a step are."""
-        assert self.planner is not None
-        owners = [Owner(i, c.request, 1, c.request.target) for i, c in enumerate(plan.chunks) if c.final]
-        first, counted = output.first_row, 1 + self.planner.drafts
-        return owners + [Owner(first + r.row, r, counted, r.target) for r in plan.decodes]
-
-    def _compacted(self, runner: Runner, plan: StepPlan) -> int:
-        """Rows that the step must compute. Where that is many more than decode, the last ones move to free rows."""
-        if not plan.decodes:
-            return 0
-        planner = self.planner
-        assert planner is not None
-        count = plan.decodes[-1].row + 1
-        fits = next((size for size in ROW_SIZES if size >= planner.num_running), count)
-        if count <= fits or not planner.can_compact(fits):
-            return count
-        moves = planner.compact(fits)
-        source, target = (streams.upload(rows, torch.int64, self.device) for rows in zip(*moves))
-        runner.table.move(source, target)
-        return max(request.row for request in plan.decodes) + 1
-
-    def _run(self, runner: Runner, plan: StepPlan, count: int, targets: PromptTargets | None) -> Output:
-        requests = [chunk.request for chunk in plan.chunks if chunk.final] + list(plan.decodes)
-        mode = _mode(requests)
-        if all(r.group is None or r.group.plain for r in requests):
-            if self._drafts is not None and not plan.chunks and mode.logprobs is None:
-                mode = replace(mode, drafts=self._drafts)
-            return runner.step(plan.chunks, count, mode, targets)
-        output = runner.step(plan.chunks, count, Mode(sample=False), targets)
-        return runner.finish(output, mode, self._process(runner, output.logits, self._owners(plan, output)))
-
-    def _process(self, runner: Runner, logits: Tensor, owners: list[Owner]) -> Tensor:
-        """Scores for the sampler: rows of each group through its processors, the others as they are."""
-        parts: dict[int, list[Owner]] = {}
-        for owner in owners:
-            group = owner.request.group
-            if group is not None and not group.plain:
-                parts.setdefault(id(group), []).append(owner)
-        scores = logits.float()
-        for own in parts.values():
-            requests = [owner.request for owner in own]
-            group = requests[0].group
-            assert group is not None
-            place = streams.upload([owner.index for owner in own], torch.int64, self.device)
-            rows = streams.upload([r.row for r in requests], torch.int64, self.device)
-            state = runner.table.decode.picked(rows)
-            bound = max(r.computed for r in requests)
-            generated = [r.computed - len(r.prompt) for r in requests] if group.rectangular else None
-            new = group.process(logits[place], state, requests, bound, generated)
-            scores = scores.index_copy(0, place, new)
-        return scores
 
     def _collect(self, planner: Planner) -> None:
         """Waits for the oldest letter, and hands its tokens to their requests."""
@@ -341,13 +268,6 @@ class Engine:
     @property
     def _models(self) -> tuple[CausalLM, ...]:
         return (self.model,) if self.draft is None else (self.model, self.draft)
-
-
-def _mode(requests: Sequence[Request]) -> Mode:
-    """How a step samples for these requests."""
-    greedy = all(r.sampling.temperature == 0 for r in requests)
-    wanted = max((r.logprobs for r in requests if r.logprobs is not None), default=None)
-    return Mode(sample=True, greedy=greedy, logprobs=None if wanted is None else top_size(wanted))
 
 
 def _drafts_for(requests: Sequence[Request]) -> Drafts | None:
