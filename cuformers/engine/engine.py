@@ -7,6 +7,7 @@ order: what a step reads may be handed on as soon as the step has been launched.
 
 from collections import deque
 from collections.abc import Sequence
+from threading import RLock
 
 import torch
 
@@ -14,11 +15,7 @@ from cuformers.cuda import memory
 from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed
 from cuformers.engine.draft_model import check_draft, page_bytes
 from cuformers.engine.launch import launch
-from cuformers.engine.logprobs import (
-    check_wanted,
-    report,
-    report_prompts,
-)
+from cuformers.engine.logprobs import check_wanted, report, report_prompts
 from cuformers.engine.mail import Letter, Mail, Owner
 from cuformers.engine.planner import WATERMARK, Planner
 from cuformers.engine.profile import step_bytes
@@ -71,6 +68,7 @@ class Engine:
         self._weights: tuple[object, ...] = ()
         self._letters: deque[Letter] = deque()
         self._mail = Mail(self.device)
+        self._turn, self._running = RLock(), False
         self._drafts: Drafts | None = None
 
     def run(self, requests: Sequence[Request], *, keep_cache: bool = False) -> None:
@@ -81,9 +79,22 @@ class Engine:
             keep_cache: go on where the run before ended: its keys are found, as the weights are still the same, and
                 its buffers hold this work too.
 
+        Another thread's run is waited for.
+
         Raises:
             ValueError: a request could never run; nothing was run then.
+            RuntimeError: called by what a run calls, such as a streamer.
         """
+        with self._turn:
+            if self._running:
+                raise RuntimeError("generate was called from within a generate of the same model: let it end first.")
+            self._running = True
+            try:
+                self._run(requests, keep_cache)
+            finally:
+                self._running = False
+
+    def _run(self, requests: Sequence[Request], keep_cache: bool) -> None:
         if not keep_cache:
             self.reserve(requests)
         assert self.planner is not None, "keep_cache needs a run before"

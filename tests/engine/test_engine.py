@@ -1,6 +1,7 @@
 """The engine gives each request the tokens it would get alone: in waves, with a late host, after errors and stops."""
 
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 import torch
@@ -233,3 +234,31 @@ def test_memory_that_does_not_hold_the_longest_request() -> None:
     some = needed([request] * 40, layout([None]), page_bytes=1000, free=20_000)
     assert some.pages == 18 and some.rows == 64, "as many pages as the memory's share allows; the rest waits"
     assert needed([request] * 1000, layout([None]), page_bytes=1, free=10**9).rows == 256
+
+
+def test_threads_take_turns() -> None:
+    engine = make()
+    run(engine, prompts())
+    results: dict[int, list[list[int]]] = {}
+
+    def work(number: int) -> None:
+        results[number] = [r.generated for r in run(engine, prompts())]
+
+    threads = [Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert list(results.values()) == [expected("llama")] * 4
+
+
+def test_a_run_within_a_run_is_refused() -> None:
+    engine = make()
+
+    def again(request: Request, token: int) -> bool:
+        run(engine, prompts(3))
+        return False
+
+    with pytest.raises(RuntimeError, match="within a generate"):
+        run(engine, prompts(), on_token=again)
+    assert [r.generated for r in run(engine, prompts())] == expected("llama")
