@@ -16,7 +16,8 @@ from cuformers.base.errors import bad_argument
 PER_SM = 3
 """Attention programs that a multiprocessor holds at once."""
 WAVES = 4
-"""Rounds of programs at the most, beyond one program for each row."""
+"""Rounds of programs at the most, beyond one program for each row, where rows fill the card by themselves. Fewer rows
+get fewer: programs without work, of which a short batch has many, put off the kernels behind them."""
 LONG = 16
 """Blocks of a stretch from which on several waves are better than one."""
 LEAST_OF_MANY = 4
@@ -66,10 +67,11 @@ def balanced(N: int, num_kv_heads: int, num_sms: int) -> Rule:
 
     Example:
         >>> balanced(1, 8, 132)
-        Rule(wave=49, most=198, long=16, least=1, num_items=199, num_split_rows=1)
+        Rule(wave=49, most=49, long=16, least=1, num_items=50, num_split_rows=1)
     """
     wave = max(1, PER_SM * num_sms // num_kv_heads)
-    most = max(1, WAVES * PER_SM * num_sms // num_kv_heads)
+    waves = min(WAVES, -(-N * num_kv_heads // num_sms))
+    most = max(1, waves * PER_SM * num_sms // num_kv_heads)
     least = 1 if N * num_kv_heads <= num_sms else LEAST_OF_MANY
     return Rule(wave, most, LONG, least, N + most, min(N, most))
 
