@@ -150,7 +150,7 @@ class Gpu:
 
     def scope(self) -> dict[str, Any]:
         """Names that a kernel's modules import."""
-        none = "SliceLayout BlockedLayout DotOperandLayout NVMMADistributedLayout NVMMASharedLayout thread_barrier"
+        none = "SliceLayout BlockedLayout DotOperandLayout NVMMADistributedLayout NVMMASharedLayout"
         gl = SimpleNamespace(
             **{name: lambda *_: None for name in none.split()}, constexpr=lambda x: x, to_tensor=lambda x: x,
             load=_load, store=_store, where=_where, float32=torch.float32, int64=torch.int64, static_range=range,
@@ -168,7 +168,8 @@ class Gpu:
             expect=lambda barrier, size: barrier.add(arrivals=1, expected=size),
             arrive=lambda barrier: barrier.add(arrivals=1),
         )
-        waited = {"fence_async_shared": lambda: None, "warpgroup_mma_wait": lambda _, deps: deps[0]}
+        waited = {"warpgroup_mma_wait": lambda _, deps: deps[0]}
+        waited |= dict.fromkeys(("fence_async_shared", "thread_barrier"), lambda: None)
         tma = SimpleNamespace(async_copy_global_to_shared=_copy)
         return {"gl": gl, "mbarrier": mbarrier, "tma": tma, "warpgroup_mma": _multiply} | waited
 
@@ -203,10 +204,10 @@ def run(modules: list[ModuleType], kernel: str, programs: int, *args: Any, **con
 
 
 def _plain(module: ModuleType) -> Any:
-    """A module's code without its imports and decorators."""
+    """A module's code without its imports, those that a version lacks included, and decorators."""
     assert module.__file__
     tree = ast.parse(Path(module.__file__).read_text())
-    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom | ast.Try)]
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             node.decorator_list = []

@@ -14,6 +14,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+try:
+    from triton.experimental.gluon.language import thread_barrier
+except ImportError:  # its name from Triton 3.7 on
+    from triton.experimental.gluon.language import barrier as thread_barrier
+
 from cuformers.kernels.chunk_attention.hopper_items_kernel import ROWS, keys, queries, rounds
 from cuformers.kernels.chunk_attention.hopper_load_kernel import produce, release, ring, wait_full
 
@@ -40,7 +45,7 @@ def _clean(v, start, low, length, BLOCK_S: gl.constexpr, BLOCK_D: gl.constexpr):
                 keep = (position >= low) & (position < length)
                 rows.store(gl.where(keep[:, None], rows.load(LAYOUT), 0.0))
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
 
 
 @gluon.jit
@@ -179,7 +184,7 @@ def _consume(
         if num > 0:
             q.store(gl.load(q_ptr + (at * q_stride)[:, None] + within, mask=mask, other=0.0))
             fence_async_shared()
-            gl.thread_barrier()
+            thread_barrier()
             acc, m, l = _attend(
                 turns, half, tile, q, k_ring, v_ring, length - end + token, low, last, num, diagonal, full, length,
                 window, scale, softcap, G, BLOCK_S, BLOCK_D, STAGES, WINDOW, SOFTCAP, S_LAYOUT, O_LAYOUT,
