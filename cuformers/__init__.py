@@ -14,7 +14,7 @@ _HOME_OF = {
     "AutoTokenizer": "cuformers.auto",
     "TextGenerationPipeline": "cuformers.auto",
     "pipeline": "cuformers.auto",
-    "ContinuousBatchingConfig": "cuformers.engine.config",
+    "ContinuousBatchingConfig": "cuformers.generation.batching_config",
     "ContinuousBatchingManager": "cuformers.auto.batching.manager",
     "GenerationOutput": "cuformers.auto.batching.output",
     "RequestStatus": "cuformers.auto.batching.output",

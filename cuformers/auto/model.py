@@ -22,8 +22,8 @@ from cuformers.checkpoint.atomic import write_json_atomic
 from cuformers.checkpoint.needs import Placement
 from cuformers.checkpoint.save import save_weights
 from cuformers.cuda.device import capability
-from cuformers.engine.config import ContinuousBatchingConfig
 from cuformers.engine.engine import Engine
+from cuformers.generation.batching_config import ContinuousBatchingConfig
 from cuformers.generation.config import GenerationConfig
 from cuformers.generation.stopping import Decodes
 from cuformers.kernels.op import Choice, Problem

@@ -98,7 +98,7 @@ def serve_offline(model: "PreTrainedModel", name: str, work: "Work", rates: "Rat
 
 def _run(model: "PreTrainedModel", work: "Work") -> float:
     """Seconds of one run; raises where a request did not give all its tokens."""
-    from cuformers.engine.config import ContinuousBatchingConfig
+    from cuformers.generation.batching_config import ContinuousBatchingConfig
     from cuformers.generation.config import GenerationConfig
 
     alone = ContinuousBatchingConfig(allow_block_sharing=False)  # a second run would find the prompts of the first

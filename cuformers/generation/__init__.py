@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 _PLACES = {
+    "batching_config": "ContinuousBatchingConfig",
     "build": "FusedWarpers build_processors fused_warpers",
     "config": "GenerationConfig",
     "logits_lengths": "ExponentialDecayLengthPenalty ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor "

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cuformers.auto.batching.manager import ContinuousBatchingManager
-from cuformers.engine.config import ContinuousBatchingConfig
 from cuformers.engine.request import Finish, Request
+from cuformers.generation.batching_config import ContinuousBatchingConfig
 from cuformers.generation.config import GenerationConfig
 
 VOCABULARY = 50

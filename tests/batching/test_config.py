@@ -7,7 +7,7 @@ import sys
 import pytest
 import transformers
 
-from cuformers.engine.config import ContinuousBatchingConfig
+from cuformers.generation.batching_config import ContinuousBatchingConfig
 from tests.paths import ROOT
 
 OURS = {f.name: f.default for f in dataclasses.fields(ContinuousBatchingConfig)}
@@ -79,5 +79,12 @@ def test_one_choice_for_both_kinds_of_steps(given: object, both: object) -> None
 
 
 def test_no_torch() -> None:
-    code = "import sys, cuformers.engine.config; assert 'torch' not in sys.modules"
+    code = "import sys; from cuformers.generation import ContinuousBatchingConfig; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_it_is_where_transformers_has_it() -> None:
+    from cuformers import ContinuousBatchingConfig as at_the_root
+    from cuformers.generation import ContinuousBatchingConfig as in_generation
+
+    assert at_the_root is in_generation is ContinuousBatchingConfig

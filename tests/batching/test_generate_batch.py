@@ -11,7 +11,7 @@ import torch
 from models.checkpoints import load, oracle, shared, tokens
 
 from cuformers.auto.batching.output import RequestStatus
-from cuformers.engine.config import ContinuousBatchingConfig
+from cuformers.generation.batching_config import ContinuousBatchingConfig
 from cuformers.generation.config import GenerationConfig
 from cuformers.nn.kernel_module import set_kernels
 from tests.batching.fake import needs_logprobs

@@ -17,7 +17,7 @@ from cuformers.auto.batching.output import RequestStatus
 from cuformers.auto.causal_lm import AutoModelForCausalLM
 from cuformers.auto.config import AutoConfig
 from cuformers.auto.model import PreTrainedModel
-from cuformers.engine.config import ContinuousBatchingConfig
+from cuformers.generation.batching_config import ContinuousBatchingConfig
 
 VOCABULARY = COMMON["vocab_size"]
 LONGEST = 512

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cuformers.auto.batching.output import GenerationOutput, RequestStatus
-from cuformers.engine.config import ContinuousBatchingConfig
+from cuformers.generation.batching_config import ContinuousBatchingConfig
 from cuformers.generation.config import GenerationConfig
 from cuformers.generation.seeds import row_seed
 from tests.batching.fake import VOCABULARY, FakeEngine, answer, manager_of, needs_logprobs

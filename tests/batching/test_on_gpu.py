@@ -7,7 +7,7 @@ import torch
 from models.checkpoints import load, tokens
 
 from cuformers.auto.batching.output import RequestStatus
-from cuformers.engine.config import ContinuousBatchingConfig
+from cuformers.generation.batching_config import ContinuousBatchingConfig
 
 pytestmark = pytest.mark.gpu
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}

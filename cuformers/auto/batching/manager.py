@@ -19,7 +19,7 @@ from cuformers.auto.batching.submit import Submitter, Terms
 from cuformers.auto.batching.tracked import Delivery, Tracked
 from cuformers.auto.batching.worker import Worker
 from cuformers.base.log import notice
-from cuformers.engine.config import ContinuousBatchingConfig
+from cuformers.generation.batching_config import ContinuousBatchingConfig
 from cuformers.generation.config import GenerationConfig, check_config
 from cuformers.generation.stopping import Decodes
 

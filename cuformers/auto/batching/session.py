@@ -11,7 +11,7 @@ from cuformers.auto.batching.manager import ContinuousBatchingManager
 from cuformers.auto.batching.output import GenerationOutput
 from cuformers.auto.batching.submit import Terms
 from cuformers.base.log import notice
-from cuformers.engine.config import ContinuousBatchingConfig
+from cuformers.generation.batching_config import ContinuousBatchingConfig
 from cuformers.generation.config import GenerationConfig
 
 if TYPE_CHECKING:

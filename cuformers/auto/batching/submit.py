@@ -13,8 +13,8 @@ from cuformers.auto.batching.stops import MaxTime, StopStrings
 from cuformers.auto.batching.tracked import Tracked
 from cuformers.auto.requests import engine_request
 from cuformers.base.errors import bad_argument
-from cuformers.engine.config import ContinuousBatchingConfig
 from cuformers.engine.request import Request
+from cuformers.generation.batching_config import ContinuousBatchingConfig
 from cuformers.generation.resolved import ResolvedGeneration
 from cuformers.generation.seeds import row_seed, row_seeds
 from cuformers.generation.stopping import Decodes
