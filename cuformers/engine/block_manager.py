@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from cuformers.engine.blocks import BlockPool
 from cuformers.engine.job import Job
-from cuformers.engine.plan import TableEntry
+from cuformers.engine.plan import Swap, TableEntry
 from cuformers.engine.prefix import Cursor, Node, PrefixCache
 from cuformers.engine.request import Request
+from cuformers.engine.saved import Saved
 from cuformers.engine.tables import BlockTables
 
 
@@ -75,6 +76,16 @@ class BlockManager:
         if self.cache is not None:
             node = hit.nodes[-1] if hit.nodes else self.cache.root(_key(request))
             job.cursor = Cursor(node, len(hit.nodes))
+
+    def restore(self, job: Job, saved: Saved) -> list[Swap]:
+        """Gives a request that has just been opened pages for what was saved of it: what to copy to them."""
+        swaps: list[Swap] = []
+        for block in saved.places:
+            pages = [None if place is None else self.pool.take() for place in block]
+            job.tables.append(pages)
+            swaps += [Swap(page, place) for page, place in zip(pages, block) if page is not None and place is not None]
+        job.request.computed = saved.tokens
+        return swaps
 
     def grow(self, job: Job, tokens: int) -> list[TableEntry]:
         """Gives a request new pages, so that it has some for so many tokens."""

@@ -42,6 +42,7 @@ class Engine:
         prefix_cache: bool = True,
         draft: CausalLM | None = None,
         watermark: float = WATERMARK,
+        host_bytes: int = 0,
     ) -> None:
         """
         Args:
@@ -53,6 +54,9 @@ class Engine:
             draft: a small model that guesses tokens for requests with `drafts`; None looks them up.
             watermark: share of the cache that a new request leaves free where others run.
 
+            host_bytes: of the host's memory, to keep the keys of requests that give way to others; without, or where
+                they do not fit, they are computed anew.
+
         Raises:
             ValueError: the small model can't guess for this one.
         """
@@ -62,6 +66,7 @@ class Engine:
         self.device = model.lm_head.weight.device
         self.use_graphs = use_graphs
         self.lag = LAG if self.device.type == "cuda" else 0
+        self.host_bytes = host_bytes
         self.max_batch_tokens, self.prefix_cache, self.watermark = max_batch_tokens, prefix_cache, watermark
         self.runner: Runner | None = None
         self.planner: Planner | None = None
@@ -149,13 +154,15 @@ class Engine:
     def reset(self) -> None:
         """Drops all work after an error: every request ends as failed, all rows are idle."""
         self._letters.clear()
-        if self.planner is None or self.runner is None:
+        if self.planner is None:
             return
         for request in self.planner.requests():
             self.planner.finish(request)
             if request.finish is None:
                 request.end(Finish.FAILED)
         self.planner.new_epoch()  # what was launched may never have been computed
+        if self.runner is None:
+            return
         state = self.runner.table.decode
         state.lengths.zero_()
         state.slots.fill_(-1)
@@ -209,9 +216,8 @@ class Engine:
         Raises:
             OutOfDeviceMemory: the cache for the longest of them does not fit.
         """
-        groups, spec = self._layout(), self.model.model.attention_specs[0]
-        dtype = self.model.lm_head.weight.dtype
-        page = PagedCache.page_bytes(groups.size, spec.num_kv_heads, spec.head_dim, PAGE_SIZE, dtype)
+        groups = self._layout()
+        page = self._page_bytes(groups)
         page += 0 if self.draft is None else page_bytes(self.draft, PAGE_SIZE)
         held = self.runner.cache_bytes if self.runner else 0
         free = memory.free_bytes(self.device) + held
@@ -233,19 +239,45 @@ class Engine:
         if self.runner is not None and self.runner.capacity.covers(need):
             return
         capacity = need.joined(self.runner.capacity) if self.runner else need
-        groups, left = self._layout(), self._withdrawn()
-        self.runner, self.planner = None, None
+        self._plan_anew(capacity)
+        self.runner = None  # gives its memory back before the next one takes some
         self.runner = Runner(
-            self.model, self.backend, capacity, groups, use_graphs=self.captures, page_size=PAGE_SIZE, draft=self.draft
+            self.model,
+            self.backend,
+            capacity,
+            self._layout(),
+            use_graphs=self.captures,
+            page_size=PAGE_SIZE,
+            draft=self.draft,
+            host_places=self._host_places,
         )
+
+    def release(self) -> None:
+        """Frees the cache, the table and the captured steps; until `configure` what waits or runs waits."""
+        if self.runner is not None:
+            self._plan_anew(self.runner.capacity)
+            self.runner = None
+
+    def forget(self, *, restart: bool) -> None:
+        """Shares nothing any more that was computed so far; with `restart` what runs is computed anew."""
+        assert self.planner is not None, "configure comes before forget"
+        left = self._withdrawn() if restart else []
+        self.planner.new_epoch()
+        for request in left:
+            self.planner.add(request)
+
+    def _plan_anew(self, capacity: Capacity) -> None:
+        """Makes a planner that has nothing cached; all that waits or runs is queued there, with its tokens so far."""
+        left = self._withdrawn()
         self.planner = Planner(
             num_rows=capacity.rows,
             num_blocks=capacity.pages,
             block_size=PAGE_SIZE,
-            windows=groups.windows,
+            windows=self._layout().windows,
             max_batch_tokens=self.max_batch_tokens,
             prefix_cache=self.prefix_cache and not self.model.model.rotary.depends_on_length,
             watermark=self.watermark,
+            host_places=self._host_places,
         )
         self._guess(self._drafts)
         for request in left:
@@ -267,6 +299,15 @@ class Engine:
         """Whether steps are captured: by default on a GPU, with kernels that can be."""
         wanted = self.device.type == "cuda" if self.use_graphs is None else self.use_graphs
         return wanted and all(model.ops.can_capture for model in self._models)
+
+    @property
+    def _host_places(self) -> int:
+        """Pages that the host keeps."""
+        return self.host_bytes // self._page_bytes(self._layout())
+
+    def _page_bytes(self, groups: CacheLayout) -> int:
+        spec, dtype = self.model.model.attention_specs[0], self.model.lm_head.weight.dtype
+        return PagedCache.page_bytes(groups.size, spec.num_kv_heads, spec.head_dim, PAGE_SIZE, dtype)
 
     def _layout(self) -> CacheLayout:
         devices = self.model.model.layer_devices

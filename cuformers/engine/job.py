@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from cuformers.engine.prefix import Cursor
 from cuformers.engine.request import Request
+from cuformers.engine.saved import Saved
 from cuformers.engine.tables import BlockTables
 
 
@@ -18,6 +19,8 @@ class Job:
     """Total length at which the device ends it, while it runs."""
     tables: BlockTables = field(default_factory=BlockTables)
     """Its pages; `request.tables` are the same lists."""
+    saved: Saved | None = None
+    """Copies of its pages on the host, while it waits."""
     cursor: Cursor | None = None
     """Its place in the prefix cache, while it runs and others may find its blocks."""
 

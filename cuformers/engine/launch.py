@@ -38,6 +38,9 @@ def launch(runner: Runner, planner: Planner, plan: StepPlan, drafts: Drafts | No
         drafts: how tokens are guessed where the step allows it.
     """
     table, device = runner.table, runner.device
+    if runner.host is not None:
+        runner.host.save(plan.saves)
+        runner.host.restore(plan.restores)
     if plan.idle:
         table.decode.idle(streams.upload(plan.idle, torch.int64, device))
     if plan.admitted:

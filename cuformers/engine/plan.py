@@ -35,10 +35,21 @@ class TableEntry(NamedTuple):
     page: int
 
 
+class Swap(NamedTuple):
+    """A page of the device, and the place of its copy on the host."""
+
+    page: int
+    place: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
     """One step, and what the device's table of rows must learn before it, in the order of the fields."""
 
+    saves: tuple[Swap, ...] = ()
+    """Pages to copy to the host before anything else, as this very step may write them."""
+    restores: tuple[Swap, ...] = ()
+    """Pages to copy back from the host; not in a plan that saves some."""
     idle: tuple[int, ...] = ()
     """Rows that the device may believe busy, but whose requests have left."""
     admitted: tuple[Request, ...] = ()
@@ -60,6 +71,8 @@ class StepPlan:
 class Draft:
     """A plan in the making."""
 
+    saves: list[Swap] = field(default_factory=list)
+    restores: list[Swap] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     tables: list[TableEntry] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)

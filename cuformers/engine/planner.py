@@ -13,10 +13,11 @@ from heapq import heappop, heappush
 from operator import attrgetter
 
 from cuformers.base.errors import bad_argument
-from cuformers.engine.block_manager import BlockManager
+from cuformers.engine.block_manager import BlockManager, Hit
 from cuformers.engine.job import Job
 from cuformers.engine.plan import Chunk, Draft, StepPlan
 from cuformers.engine.request import Request
+from cuformers.engine.saved import HostPlaces
 from cuformers.engine.waiting import WaitingQueue
 
 WATERMARK = 0.01
@@ -57,6 +58,7 @@ class Planner:
         prefix_cache: bool = True,
         watermark: float = WATERMARK,
         lookahead: int = 1,
+        host_places: int = 0,
     ) -> None:
         """
         Args:
@@ -69,6 +71,7 @@ class Planner:
             watermark: share of the pages that a new request leaves free where others run.
             lookahead: tokens beyond those of a step that a decoding row has pages for. 1 where the device chooses the
                 place of a token's key at the end of the step that samples it.
+            host_places: pages that the host has room for copies of: requests that give way leave theirs there.
         """
         self.block_size, self.max_batch_tokens, self.lookahead = block_size, max_batch_tokens, lookahead
         self.drafts = 0
@@ -77,6 +80,7 @@ class Planner:
         self.blocks = BlockManager(
             num_blocks=num_blocks, block_size=block_size, windows=windows, prefix_cache=prefix_cache
         )
+        self.host = HostPlaces(host_places)
         self._watermark = math.ceil(watermark * num_blocks)
         self._free_rows = list(range(min(num_rows, max_batch_tokens)))
         self._idle: set[int] = set()
@@ -133,6 +137,8 @@ class Planner:
     def new_epoch(self) -> None:
         """The weights have changed: no key that was computed before is shared any more."""
         self.blocks.forget(self._running)
+        for job in self._jobs.values():
+            self._forget_saved(job)
 
     @property
     def num_running(self) -> int:
@@ -198,6 +204,8 @@ class Planner:
             return None
         idle, self._idle = tuple(sorted(self._idle)), set()
         return StepPlan(
+            saves=tuple(draft.saves),
+            restores=tuple(draft.restores),
             idle=idle,
             admitted=tuple(draft.admitted),
             tables=tuple(draft.tables),
@@ -319,7 +327,7 @@ class Planner:
             room = self.blocks.pool.num_available - self._watermark - promised if self._running else None
             if room is not None and self._refused is not None and self._refused[0] is job and room <= self._refused[1]:
                 return
-            hit = self.blocks.find(job.request)
+            hit = self._hit(job)
             need = self.blocks.most_pages(job.request.total + self.lookahead, self.lookahead)
             need -= self.blocks.num_held(hit)
             if room is not None and need > room:
@@ -328,6 +336,9 @@ class Planner:
             self._waiting.pop()
             self._start(job)
             self.blocks.open(job, hit)
+            if job.saved is not None:
+                draft.restores += self.blocks.restore(job, job.saved)
+                self._forget_saved(job)
             self._hit_tokens += job.request.computed
             count = self._fit(job, self._chunk(job.request, left), self.blocks.pool.num_available)
             assert count > 0, "a request was admitted that has no room"
@@ -337,6 +348,21 @@ class Planner:
             draft.admitted.append(job.request)
             left -= count
             promised += self._promised([job])
+
+    def _hit(self, job: Job) -> Hit:
+        """What the cache has for a request; nothing where the host has more."""
+        hit = self.blocks.find(job.request)
+        if job.saved is None:
+            return hit
+        if job.saved.tokens > len(hit.nodes) * self.block_size:
+            return Hit([], [])
+        self._forget_saved(job)
+        return hit
+
+    def _forget_saved(self, job: Job) -> None:
+        if job.saved is not None:
+            self.host.drop(job.saved)
+            job.saved = None
 
     def _promised(self, jobs: Sequence[Job]) -> int:
         """Pages that those of them whose prompts are being computed will still need, where layers see everything."""
@@ -355,6 +381,10 @@ class Planner:
 
     def _preempt(self, job: Job, draft: Draft) -> None:
         assert len(self._running) > 1, "a request that runs alone has all the pages it needs"
+        tokens = min(job.request.computed, job.request.total - 1)
+        blocks = [job.tables.block(index) for index in range(self.blocks.blocks(tokens))]
+        job.saved, swaps = self.host.save(tokens, blocks)
+        draft.saves += swaps
         self._give_up(job)
         self._waiting.push(job)
         self._preemptions += 1
@@ -369,6 +399,7 @@ class Planner:
         job = self._jobs.pop(request, None)
         if job is None:
             return False
+        self._forget_saved(job)
         if request.row >= 0:
             self._leave(job)
         else:

@@ -11,6 +11,7 @@ from cuformers.cuda import graphs, streams
 from cuformers.engine.attention_plans import attention_plans
 from cuformers.engine.capacity import Capacity
 from cuformers.engine.draft_model import DraftModel
+from cuformers.engine.host_cache import HostCache
 from cuformers.engine.logprobs import PromptTargets, score_prompts
 from cuformers.engine.request import Drafts
 from cuformers.engine.state import idle_rows
@@ -68,10 +69,12 @@ class Runner:
         use_graphs: bool,
         page_size: int,
         draft: CausalLM | None = None,
+        host_places: int = 0,
     ) -> None:
         """`backend` computes prompts that need nothing from the cache; None leaves them to the op that reads it.
 
-        `draft` guesses tokens; None looks them up in what the row has said before.
+        `draft` guesses tokens; None looks them up in what the row has said before. `host_places`: pages of which the
+        host has room for a copy.
         """
         weight, specs = model.lm_head.weight, model.model.attention_specs
         self.model, self.backend, self.capacity, self.page_size = model, backend, capacity, page_size
@@ -85,6 +88,7 @@ class Runner:
             page_size=page_size,
             dtype=weight.dtype,
         )
+        self.host = HostCache(self.cache, host_places) if host_places else None
         self.table = idle_rows(capacity, len(layout.windows), page_size, self.device)
         model.model.rotary.reserve(capacity.length, self.device)
         pool = {"num_pages": capacity.pages, "page_size": page_size, "length": capacity.length}
