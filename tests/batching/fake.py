@@ -52,6 +52,10 @@ class FakeEngine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.steps = self.warm_ups = self.refreshes = 0
+        self.asleep = False
+        self.told: list[str] = []
+        """What it was told of weights and of sleep."""
+        self.wake_error: Exception | None = None
         self.broken: list[Exception] = []
         """Raised by the next steps, one each."""
         self.reset_error: Exception | None = None
@@ -78,6 +82,7 @@ class FakeEngine:
     def step(self) -> bool:
         self._one_thread()
         assert not torch.is_grad_enabled()
+        assert not self.asleep, "a sleeping engine has nothing to compute with"
         while self.waiting and len(self.running) < self.rows:
             self.running.append(self.waiting.popleft())
         self.most_running = max(self.most_running, len(self.running))
@@ -111,6 +116,23 @@ class FakeEngine:
     def refresh(self) -> None:
         self._one_thread()
         self.refreshes += 1
+
+    def update_weights(self, *, restart: bool) -> None:
+        self._one_thread()
+        self.told.append(f"update restart={restart}")
+
+    def sleep(self, *, weights: bool) -> None:
+        self._one_thread()
+        self.waiting.extendleft(reversed(self.running))
+        self.running, self.asleep = [], True
+        self.told.append(f"sleep weights={weights}")
+
+    def wake(self) -> None:
+        self._one_thread()
+        if self.wake_error is not None:
+            raise self.wake_error
+        self.asleep = False
+        self.told.append("wake")
 
     def _end(self, request: Request, finish: Finish) -> None:
         if request.finish is None:

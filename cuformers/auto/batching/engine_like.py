@@ -49,6 +49,11 @@ class EngineLike(Protocol):
         """The present figures."""
         ...
 
+    @property
+    def asleep(self) -> bool:
+        """Whether it has no memory to compute with: requests may come and be cancelled, and none runs."""
+        ...
+
     def add(self, request: Request) -> None:
         """Takes a request.
 
@@ -73,9 +78,29 @@ class EngineLike(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Prepares what the first steps would otherwise wait for; while nothing runs."""
+        """Prepares what the first steps would otherwise wait for; while awake."""
         ...
 
     def refresh(self) -> None:
         """Called before the next step after a time in which the model's weights may have changed."""
+        ...
+
+    def update_weights(self, *, restart: bool) -> None:
+        """Shares nothing any more that was computed so far; with `restart` what runs is computed anew."""
+        ...
+
+    def sleep(self, *, weights: bool) -> None:
+        """Frees its memory, with `weights` the model's too. What runs waits with its tokens. Asleep: no error.
+
+        Raises:
+            ValueError: the weights can't be moved; nothing has happened then.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Takes the memory again, so that what waits can run. Awake: no error.
+
+        Raises:
+            ValueError: there is not enough memory; it sleeps on.
+        """
         ...

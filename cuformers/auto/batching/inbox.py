@@ -1,11 +1,13 @@
-"""What users want of the engine's thread: requests, cancellations, and whether it shall run at all."""
+"""What users want of the engine's thread: requests, cancellations, errands, and whether it shall run at all."""
 
+from collections import deque
 from collections.abc import Sequence
 from enum import IntEnum
 from queue import Full
 from threading import Condition, RLock
 from typing import NamedTuple
 
+from cuformers.auto.batching.errands import Errand
 from cuformers.auto.batching.tracked import Tracked
 
 
@@ -26,9 +28,11 @@ class Work(NamedTuple):
     cancel: list[Tracked]
     stop: Stop
     run: bool
-    """Whether it may take a step; False while paused."""
+    """Whether it may take a step; False while paused or asleep."""
     resumed: bool = False
     """Whether this is the first work after a pause."""
+    errand: Errand | None = None
+    """To be done before all else."""
 
 
 class Inbox:
@@ -47,6 +51,7 @@ class Inbox:
         self._work, self._room, self._rest = Condition(lock), Condition(lock), Condition(lock)
         self._add: dict[Tracked, None] = {}
         self._cancel: list[Tracked] = []
+        self._errands: deque[Errand] = deque()
         self._waiting = 0
         self._stop = Stop.NO
         self._paused = self._resting = self._resumed = False
@@ -96,6 +101,17 @@ class Inbox:
             self._work.notify()
             return False
 
+    def send(self, errand: Errand) -> None:
+        """Has an errand done between two steps, also while paused.
+
+        Raises:
+            RuntimeError: the thread ends, or has ended.
+        """
+        with self._work:
+            self.check_open()
+            self._errands.append(errand)
+            self._work.notify()
+
     def request_stop(self, stop: Stop) -> None:
         """Asks the engine's thread to end; a paused one goes on for that."""
         with self._work:
@@ -120,20 +136,23 @@ class Inbox:
             self._paused = False
             self._work.notify()
 
-    def wait(self, busy: bool) -> Work:
-        """Waits for something to do; a busy engine always has."""
+    def wait(self, busy: bool, asleep: bool = False) -> Work:
+        """Waits for something to do; a busy engine always has, unless it sleeps."""
         with self._work:
-            while not self._anything(busy):
-                self._resting = self._holds
+            while not self._anything(busy, asleep):
+                self._resting = self._holds or asleep
                 self._rest.notify_all()
                 self._work.wait()
             self._resting = False
             cancel, self._cancel = self._cancel, []
-            if self._holds or self._stop is Stop.HARD:
+            if self._stop is Stop.HARD:
                 return Work([], cancel, self._stop, run=False)
+            errand = self._errands.popleft() if self._errands else None
+            if self._holds or asleep:
+                return Work([], cancel, self._stop, run=False, errand=errand)
             add, self._add = list(self._add), {}
             resumed, self._resumed = self._resumed and not self._paused, self._paused
-            return Work(add, cancel, self._stop, run=True, resumed=resumed)
+            return Work(add, cancel, self._stop, run=True, resumed=resumed, errand=errand)
 
     def started(self, count: int) -> None:
         """So many requests have left the queue: with a first token, or without."""
@@ -146,6 +165,8 @@ class Inbox:
         with self._work:
             left, self._add, self._cancel = list(self._add), {}, []
             self._waiting, self._closed = 0, reason
+            while self._errands:
+                self._errands.popleft().refuse(reason)
             self._room.notify_all()
             self._rest.notify_all()
             return left
@@ -154,8 +175,10 @@ class Inbox:
     def _holds(self) -> bool:
         return self._paused and not self._stop
 
-    def _anything(self, busy: bool) -> bool:
-        return bool(self._cancel) or (not self._holds and bool(self._add or busy or self._stop))
+    def _anything(self, busy: bool, asleep: bool) -> bool:
+        return bool(self._cancel or self._errands or self._stop) or (
+            not (self._holds or asleep) and bool(self._add or busy)
+        )
 
     def _less(self, count: int) -> None:
         self._waiting -= count

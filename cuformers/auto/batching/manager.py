@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from cuformers.auto.batching.engine_like import EngineLike, EngineStats
+from cuformers.auto.batching.errands import Do, Errand
 from cuformers.auto.batching.inbox import Inbox, Stop
 from cuformers.auto.batching.listen import Handler, LoopChannel
 from cuformers.auto.batching.options import Options, check_names
@@ -111,8 +112,7 @@ class ContinuousBatchingManager:
             RuntimeError: the manager was destroyed.
         """
         with self._lifecycle:
-            if self._destroyed:
-                raise RuntimeError("the manager was destroyed: make a new one with model.init_continuous_batching().")
+            self._check_exists()
             if self.is_running():
                 notice("the manager runs already.")
                 return
@@ -202,6 +202,73 @@ class ContinuousBatchingManager:
     def resume(self) -> None:
         """Lets the engine go on."""
         self._inbox.resume()
+
+    def sleep(self, *, weights: bool = False) -> None:
+        """Frees cache, table and captured steps until `wake`, and returns when their memory is free.
+
+        Nothing is lost: what runs and what is submitted meanwhile waits, running requests with their tokens so far.
+        A `stop` cancels them. Sleeping twice is no error.
+
+        Args:
+            weights: move the model to the CPU too. There it stays where the manager is stopped before it wakes.
+
+        Raises:
+            ValueError: the model is spread over devices, so that its weights can't be moved.
+            RuntimeError: the manager does not run.
+        """
+        self._errand(lambda engine: self._worker.put_to_sleep(engine, weights))
+
+    def wake(self) -> None:
+        """Brings the weights back to their device, makes the cache anew and lets the requests go on.
+
+        Keys are computed anew, nothing that was cached before is used. Captured steps come back with use, or `warmup`.
+
+        Raises:
+            OutOfDeviceMemory: the memory is not free any more; the manager sleeps on, and nothing is lost.
+            RuntimeError: the manager does not run.
+        """
+        self._errand(lambda engine: engine.wake())
+
+    def update_weights(self, *, restart: bool = False) -> None:
+        """Says that the model's weights were changed, best while paused: no prompt uses what was cached before.
+
+        Changes that PyTorch counts are noticed without it: all after a pause, others after some steps. Those made
+        through `.data`, or by kernels of others, are not counted.
+
+        Args:
+            restart: compute the keys of running requests anew from their tokens so far. Else they go on with the keys
+                they have, of the weights before.
+
+        Raises:
+            RuntimeError: the manager does not run.
+        """
+        self._errand(lambda engine: engine.update_weights(restart=restart))
+
+    def warmup(self) -> None:
+        """Prepares what the first steps would otherwise wait for, before `start` or after it; once is enough.
+
+        Raises:
+            ValueError: there can be no engine, for lack of memory for instance, or it sleeps.
+            RuntimeError: the manager was destroyed, or stops.
+        """
+        with self._lifecycle:
+            self._check_exists()
+            if not self.is_running():
+                self._worker.prepare()
+                return
+        self._errand(self._worker.warm_up)
+
+    def _errand(self, do: Do) -> None:
+        """Has something done by the engine's thread between two steps, and waits for it."""
+        if not self.is_running():
+            raise RuntimeError("the manager does not run: start it before.")
+        errand = Errand(do)
+        self._inbox.send(errand)
+        errand.wait()
+
+    def _check_exists(self) -> None:
+        if self._destroyed:
+            raise RuntimeError("the manager was destroyed: make a new one with model.init_continuous_batching().")
 
     def __enter__(self) -> Self:
         if not self.is_running():

@@ -1,6 +1,9 @@
 """The engine of a manager: sized once, by its ContinuousBatchingConfig, for whatever requests may come."""
 
+import gc
 from typing import TYPE_CHECKING
+
+import torch
 
 from cuformers.base.errors import OutOfDeviceMemory, bad_argument
 from cuformers.cuda import memory
@@ -21,6 +24,10 @@ GPU_SHARE, HOST_SHARE = 0.9, 0.25
 """Of the free memory, for the cache: a GPU is for this, a host's memory is for others too."""
 NO_LIMIT = 32768
 """Tokens of a request where the model names no longest text."""
+LOOK_EVERY = 64
+"""Steps between two looks at whether the weights have changed, where requests always run."""
+_BEFORE_ALL = -(1 << 62)
+"""A priority."""
 _WARM_UP = ((1, 0.0), (1, 1.0), (8, 0.0))
 """(requests at once, temperature)."""
 
@@ -48,6 +55,7 @@ class SizedEngine:
         if config.use_async_batching is False:
             self.engine.lag = 0
         self.capacity = capacity_for(model, config)
+        self.asleep, self._steps = False, 0
         self._configure()
 
     @property
@@ -69,6 +77,8 @@ class SizedEngine:
             )
         if len(request.eos) > self.capacity.eos:
             raise bad_argument("eos_token_id", list(request.eos), f"at most {self.capacity.eos} tokens")
+        if not self._busy:
+            self._look()
         self.engine.add(request)
 
     def cancel(self, request: Request) -> None:
@@ -77,6 +87,9 @@ class SizedEngine:
 
     def step(self) -> bool:
         """Starts or collects a step; False: nothing is to do."""
+        self._steps += 1
+        if self._steps % LOOK_EVERY == 0:
+            self._look()
         return self.engine.step()
 
     def reset(self) -> None:
@@ -90,18 +103,79 @@ class SizedEngine:
             assert self.engine.planner is not None
             self.engine.planner.new_epoch()
 
+    def update_weights(self, *, restart: bool) -> None:
+        """Shares nothing any more that was computed so far; with `restart` what runs is computed anew."""
+        if not self.asleep:
+            self._configure()
+        self.engine.forget(restart=restart)
+
+    def sleep(self, *, weights: bool) -> None:
+        """Frees the cache, the table and the captured steps, with `weights` the model's memory too.
+
+        Raises:
+            ValueError: the model is spread over devices, so that its weights can't be moved.
+        """
+        if weights and self.model.model.runs_on is not None:
+            raise bad_argument("weights", True, "False for a model that is spread over devices")
+        self.engine.release()
+        self.asleep = True
+        if weights:
+            self.model.to("cpu")
+            self.engine.backend = None  # it may hold memory of its own
+        gc.collect()  # captured steps may be part of cycles
+        memory.release_cached(self.device)
+
+    def wake(self) -> None:
+        """Brings the weights back to where they were, and makes cache and table anew.
+
+        Raises:
+            OutOfDeviceMemory: they don't fit; it sleeps on.
+        """
+        if not self.asleep:
+            return
+        try:
+            if self.model.device != self.device:
+                self.model.to(self.device)
+            self._configure()
+        except torch.OutOfMemoryError as error:
+            raise OutOfDeviceMemory(
+                f"the manager can't wake, as {human(memory.free_bytes(self.device))} are free on {self.device}, and "
+                "its cache and the weights need more: free memory, then call wake() again."
+            ) from error
+        self.asleep = False
+
     def warm_up(self) -> None:
-        """Runs short requests, which compiles kernels and captures the commonest steps."""
+        """Runs short requests, which compiles kernels and captures the commonest steps; before all that waits."""
         for count, temperature in _WARM_UP:
-            for _ in range(min(count, self.capacity.rows)):
-                self.add(Request(prompt=[0], max_new_tokens=3, sampling=Sampling(temperature=temperature)))
-            while self.step():
+            sampling = Sampling(temperature=temperature)
+            own = [
+                Request(prompt=[0], max_new_tokens=3, sampling=sampling, priority=_BEFORE_ALL)
+                for _ in range(min(count, self.capacity.rows))
+            ]
+            for request in own:
+                self.add(request)
+            while self.step() and (not self._busy or any(request.finish is None for request in own)):
                 pass
+
+    @property
+    def _busy(self) -> bool:
+        assert self.engine.planner is not None
+        return self.engine.planner.busy
 
     def _configure(self) -> None:
         self.engine.backend = self.model.engine.backend
         self.engine.configure(self.capacity)
         self._computed_with = self._present()
+        self._parameters = tuple(self.model.parameters())
+        self._seen = self._versions()
+
+    def _look(self) -> None:
+        """Notices changed weights, some microseconds for each hundred of them."""
+        if not self.asleep and self._versions() != self._seen:
+            self.refresh()
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [(p.data_ptr(), p._version) for p in self._parameters]
 
     def _present(self) -> tuple[object, ...]:
         """Kernels, attention and weights of the model."""

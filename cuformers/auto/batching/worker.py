@@ -14,6 +14,9 @@ from cuformers.auto.batching.tracked import Delivery, Tracked
 from cuformers.base.log import notice
 from cuformers.cuda import streams
 
+_STOPPED = "the manager was stopped."
+_ASLEEP = "the manager was stopped while it slept."
+
 
 class Worker:
     """Takes requests from the inbox, runs the engine, and brings outputs to the outbox, until it is told to stop.
@@ -41,14 +44,15 @@ class Worker:
 
     def run(self, ready: Future[None], warm_up: bool) -> None:
         """The thread's work; `ready` is told when the engine is there, or why there is none."""
-        reason = "the manager was stopped."
+        reason = _STOPPED
         try:
             with torch.no_grad():  # a thread's own, as the stream is
                 engine = self._engine()
                 with streams.use(streams.current(engine.device)):
-                    self._warm_up(engine, warm_up)
+                    if warm_up:
+                        self.warm_up(engine)
                     ready.set_result(None)
-                    self._loop(engine)
+                    reason = self._loop(engine)
         except Exception as error:  # nobody else would see it, and requests wait
             self.fault, self.engine = describe(error), None
             reason = f"the engine broke: {self.fault}"
@@ -67,16 +71,36 @@ class Worker:
             self.engine.refresh()
         return self.engine
 
-    def _warm_up(self, engine: EngineLike, wanted: bool) -> None:
-        if wanted and not self.warm:
+    def prepare(self) -> None:
+        """Makes the engine and warms it up before the thread starts, in the caller's."""
+        with torch.no_grad():
+            engine = self._engine()
+            with streams.use(streams.current(engine.device)):
+                self.warm_up(engine)
+
+    def warm_up(self, engine: EngineLike) -> None:
+        """Warms the engine up, unless it is warm.
+
+        Raises:
+            ValueError: it sleeps.
+        """
+        if engine.asleep:
+            raise ValueError("the manager sleeps, and can't warm up: call wake() before.")
+        if not self.warm:
             engine.warm_up()
             self.warm = True
 
-    def _loop(self, engine: EngineLike) -> None:
+    def put_to_sleep(self, engine: EngineLike, weights: bool) -> None:
+        """Frees the engine's memory, and with it what it had warmed up."""
+        engine.sleep(weights=weights)
+        self.warm = False
+
+    def _loop(self, engine: EngineLike) -> str:
+        """Works until it is told to stop: why what is left then does not run."""
         busy = False
         while True:
-            work = self._inbox.wait(busy)
-            if work.stop is Stop.HARD:
+            work = self._inbox.wait(busy, engine.asleep)
+            if work.stop is Stop.HARD or (work.stop and engine.asleep):
                 break
             try:
                 busy = self._turn(engine, work, busy)
@@ -86,19 +110,21 @@ class Worker:
             self._hand_out()
             if work.stop and not busy:
                 break
-        self._drop(engine)
+        return self._drop(engine)
 
     def _turn(self, engine: EngineLike, work: Work, busy: bool) -> bool:
         """Does what was asked, and a step: whether there is more to do."""
-        if work.resumed:
+        if work.errand is not None:
+            work.errand.run(engine)
+        if work.resumed and not engine.asleep:
             engine.refresh()
         for tracked in work.cancel:
             if tracked in self._harvest.running:
                 engine.cancel(self._harvest.running[tracked])
         for tracked in work.add:
             self._add(engine, tracked)
-        if not work.run:
-            return busy
+        if not work.run or engine.asleep:
+            return bool(self._harvest.running)
         busy = engine.step()
         self.stats = engine.stats
         if not busy and self._harvest.running:
@@ -123,13 +149,16 @@ class Worker:
         for tracked in list(self._harvest.running):
             self._harvest.refuse(tracked, RequestStatus.FAILED, tracked.error or fault)
 
-    def _drop(self, engine: EngineLike) -> None:
-        """Cancels what still runs, and brings the engine to rest."""
-        for request in list(self._harvest.running.values()):
+    def _drop(self, engine: EngineLike) -> str:
+        """Cancels what still runs, and brings the engine to rest: why, for those whose requests it ends."""
+        reason = _ASLEEP if engine.asleep else _STOPPED
+        for tracked, request in list(self._harvest.running.items()):
+            tracked.error = reason if engine.asleep else None
             engine.cancel(request)
-        while engine.step():
+        while not engine.asleep and engine.step():
             pass
         self._hand_out()
+        return reason
 
     def _hand_out(self) -> None:
         fresh, started = self._harvest.gather()
@@ -148,5 +177,5 @@ class Worker:
             tracked.end(status, reason)
         self._outbox.deliver([Delivery(tracked, None) for tracked in left])
         self._outbox.close()
-        if not self.keep:
+        if not self.keep or (self.engine is not None and self.engine.asleep):
             self.engine = None
