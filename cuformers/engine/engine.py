@@ -122,7 +122,7 @@ class Engine:
             ValueError: it could never run.
         """
         assert self.planner is not None, "reserve comes before add"
-        check_wanted(request)
+        check_wanted(request, self.model.lm_head.out_features)
         switch = self.model.model.rotary.switch_length
         request.breakpoint = switch if switch and switch < request.max_length else None
         if not self.planner.busy:

@@ -44,16 +44,17 @@ class PromptTargets:
     """Who is told, in the order of the places."""
 
 
-def check_wanted(request: Request) -> None:
-    """Raises ValueError where a request wants more likeliest tokens than steps report."""
+def check_wanted(request: Request, vocab_size: int) -> None:
+    """Raises ValueError where a request wants more likeliest tokens than steps report, or than there are."""
+    most = min(TOP_LOGPROBS[-1], vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
-        wanted, most = getattr(request, name), TOP_LOGPROBS[-1]
+        wanted = getattr(request, name)
         if wanted is not None and not (type(wanted) is int and 0 <= wanted <= most):
             raise bad_argument(name, wanted, f"None, or 0 to {most}", "Ask for fewer of the likeliest tokens.")
 
 
 def top_size(wanted: int) -> int:
-    """The number of likeliest tokens that a step reports where a request wants so many."""
+    """The number of likeliest tokens that a step reports where a request wants so many, or all that there are."""
     return next(size for size in TOP_LOGPROBS if size >= wanted)
 
 
@@ -83,7 +84,8 @@ def prompt_targets(chunks: Sequence[Chunk], device: torch.device) -> PromptTarge
 def score_prompts(model: CausalLM, hidden: Tensor, targets: PromptTargets) -> Logprobs:
     """The log-probabilities [P] of the targets, by hidden states [T, H]; the logits of a slice exist at once."""
     slices = zip(targets.places.split(SLICE), targets.tokens.split(SLICE))
-    parts = [model.ops.logprobs(model.logits(hidden[places]), tokens, targets.top) for places, tokens in slices]
+    top = min(targets.top, model.lm_head.out_features)
+    parts = [model.ops.logprobs(model.logits(hidden[places]), tokens, top) for places, tokens in slices]
     return Logprobs(*(torch.cat(column) for column in zip(*parts)))
 
 

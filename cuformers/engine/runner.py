@@ -239,7 +239,7 @@ class Runner:
         logprobs = None
         if mode.logprobs is not None:
             chosen = sampled if rows is None else sampled.masked_fill(rows < 0, -1)
-            logprobs = ops.logprobs(logits, chosen, mode.logprobs)
+            logprobs = ops.logprobs(logits, chosen, min(mode.logprobs, logits.shape[1]))
         state = self.table.decode
         ops.advance(sampled, state if rows is not None else state.rows(0, logits.shape[0]), rows)
         return output._replace(tokens=sampled, logprobs=logprobs)

@@ -183,3 +183,29 @@ def test_numbers_that_no_tensor_holds(model: PreTrainedModel, manager: Continuou
     assert answered(manager, prompt, eos_token_id=[VOCABULARY, 2**63, 10**30]) == answer
     drawn = [answered(manager, prompt, do_sample=True, seed=2**80, top_k=k) for k in (0, VOCABULARY, 2**31, 10**30)]
     assert drawn == [drawn[0]] * 4
+
+
+@pytest.mark.parametrize("config", [5, {}, {"num_blocks": 3}, transformers.GenerationConfig()])
+def test_what_is_no_batching_config(model: PreTrainedModel, config: object) -> None:
+    for act in (
+        lambda: model.init_continuous_batching(None, config),
+        lambda: model.continuous_batching_context_manager(continuous_batching_config=config),
+        lambda: model.generate_batch([[3]], None, config),
+    ):
+        with pytest.raises(ValueError, match=r"continuous_batching_config=(.|\n)*cuformers\.ContinuousBatchingConfig"):
+            act()
+
+
+def test_no_more_likeliest_tokens_than_there_are() -> None:
+    config = AutoConfig.for_model("llama", **{**COMMON, "vocab_size": 5})
+    model = AutoModelForCausalLM.from_config(config, dtype="float32", device_map="cpu", seed=0)
+    limits = ContinuousBatchingConfig(max_requests_per_batch=2, num_blocks=2)
+    with model.continuous_batching_context_manager(None, continuous_batching_config=limits) as made:
+        for wanted in ({"logprobs": 6}, {"prompt_logprobs": 6}):
+            output = made.get_result(made.add_request([3, 4], max_new_tokens=3, **wanted), timeout=SOON)
+            assert output is not None and output.status is RequestStatus.FAILED
+            assert "=6 is not possible: allowed is None, or 0 to 5" in (output.error or "")
+        name = made.add_request([3, 4], max_new_tokens=3, eos_token_id=-1, logprobs=3, prompt_logprobs=5)
+        output = made.get_result(name, timeout=SOON)
+        assert output is not None and [len(best) for best in output.top_logprobs] == [3] * 3, output
+        assert output.prompt_top_logprobs[1] is not None and len(output.prompt_top_logprobs[1]) == 5

@@ -10,6 +10,7 @@ from cuformers.auto.batching.engine_like import EngineLike
 from cuformers.auto.batching.manager import ContinuousBatchingManager
 from cuformers.auto.batching.output import GenerationOutput
 from cuformers.auto.batching.submit import Terms
+from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 from cuformers.generation.batching_config import ContinuousBatchingConfig
 from cuformers.generation.config import GenerationConfig
@@ -30,7 +31,14 @@ class Batching:
     def manager(
         self, generation_config: GenerationConfig | None = None, config: ContinuousBatchingConfig | None = None
     ) -> ContinuousBatchingManager:
-        """The kept manager, where there is one and it suits; else a new one."""
+        """The kept manager, where there is one and it suits; else a new one.
+
+        Raises:
+            ValueError: no ContinuousBatchingConfig, or no GenerationConfig.
+        """
+        if config is not None and not isinstance(config, ContinuousBatchingConfig):
+            remedy = "Make one with cuformers.ContinuousBatchingConfig(...)."
+            raise bad_argument("continuous_batching_config", config, "a ContinuousBatchingConfig, or None", remedy)
         defaults = self._model.generation_config
         kept = self._kept
         if kept is not None and config is not None and config != kept.config:
