@@ -43,6 +43,9 @@ from cuformers.nn.rows import lay_in_rows
 from cuformers.nn.spread import Spread
 from cuformers.nn.step import full_step
 
+_OWN = ("engine", "assisted_engine", "_batching")
+"""Attributes that refer to this model, and that it makes when they are first used."""
+
 
 class PreTrainedModel(CausalLM):
     """A causal language model. Made by AutoModelForCausalLM; its class is named after its architecture."""
@@ -56,6 +59,10 @@ class PreTrainedModel(CausalLM):
         self._attention_wanted: str | None = None
         self._deterministic = False
         self._movers: tuple[Offload | Spread, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has in common: the engines that generate, and their caches, stay this model's own."""
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
 
     @property
     def device(self) -> torch.device:

@@ -1,5 +1,6 @@
 """generate_batch and the manager on real (tiny) models: the tokens of generate, whatever runs beside them."""
 
+import copy
 import io
 import re
 import sys
@@ -268,3 +269,14 @@ def test_the_progress_bar_is_for_terminals(prompts, model, monkeypatch: pytest.M
         shown[kind] = sys.stderr.getvalue()
     assert "9/9" in shown[_Terminal] and "tokens/s" in shown[_Terminal] and "of the cache" in shown[_Terminal]
     assert "9/9" not in shown[io.StringIO]
+
+
+def test_a_copy_of_a_model_that_has_generated(prompts: list[list[int]], model) -> None:
+    options = {"max_new_tokens": 6, **GREEDY}
+    mine = model.generate_batch(prompts, None, CONFIG, persistent_manager=True, **options)
+    ids = torch.tensor(prompts[:1])
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, **GREEDY)
+    twin = copy.deepcopy(model)
+    assert twin.engine.model is twin and twin.engine is not model.engine
+    its = twin.generate_batch(prompts, None, CONFIG, **options)
+    assert [o.generated_tokens for o in its.values()] == [o.generated_tokens for o in mine.values()]
