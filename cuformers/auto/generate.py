@@ -97,11 +97,12 @@ def generate(
         processors=processors,
         pad=resolved.pad_token_id or 0,
         width=prompts.width,
-        keep_logits=resolved.output_logits or resolved.output_logprobs,
+        keep_logits=resolved.output_logits,
         keep_scores=resolved.output_scores,
     )
     hook = _hook(prompts, group, criteria, streamer)
-    more = {"group": group, "on_token": hook, "assisted": assistant_model is not None}
+    logprobs = 0 if resolved.output_logprobs else None  # of the chosen tokens alone
+    more = {"group": group, "on_token": hook, "assisted": assistant_model is not None, "logprobs": logprobs}
     requests = _requests(prompts, resolved, config.vocab_size, more)
     group.batch.extend(requests)
     try:
@@ -180,12 +181,11 @@ def _output(
     if not resolved.return_dict_in_generate:
         return sequences
     traces = [group.traces.get(r, Trace()) for r in requests]
-    logits = _stacked([t.logits for t in traces], steps) if group.keep_logits else None
     return GenerateDecoderOnlyOutput(
         sequences=sequences,
         scores=_stacked([t.scores for t in traces], steps) if group.keep_scores else None,
-        logits=logits if resolved.output_logits else None,
-        logprobs=_logprobs(logits, requests) if logits is not None and resolved.output_logprobs else None,
+        logits=_stacked([t.logits for t in traces], steps) if group.keep_logits else None,
+        logprobs=_logprobs(requests, steps).to(padded.device) if resolved.output_logprobs else None,
     )
 
 
@@ -195,12 +195,6 @@ def _stacked(rows: list[list[Tensor]], steps: int) -> tuple[Tensor, ...]:
     return tuple(torch.stack([row[i] if i < len(row) else empty for row in rows]) for i in range(steps))
 
 
-def _logprobs(logits: tuple[Tensor, ...], requests: list[Request]) -> Tensor:
-    """[N, S]: log-probability of each generated token; 0 after a row's end."""
-    out = torch.zeros(len(requests), len(logits))
-    for step, scores in enumerate(logits):
-        rows = [i for i, r in enumerate(requests) if step < len(r.generated)]
-        tokens = torch.tensor([requests[i].generated[step] for i in rows])
-        chosen = scores[rows].log_softmax(-1).gather(1, tokens.to(scores.device)[:, None])
-        out[rows, step] = chosen[:, 0].cpu()
-    return out.to(logits[0].device)
+def _logprobs(requests: list[Request], steps: int) -> Tensor:
+    """[N, S], float32: log-probability of each generated token; 0 after a row's end."""
+    return torch.tensor([r.token_logprobs + [0.0] * (steps - len(r.token_logprobs)) for r in requests])

@@ -12,6 +12,7 @@ from paths import DATA
 from torch import Tensor
 
 from cuformers.auto.causal_lm import AutoModelForCausalLM
+from cuformers.engine.group import Group
 from cuformers.generation.config import GenerationConfig
 
 NAME = "llama"
@@ -85,6 +86,13 @@ def test_outputs_end_with_their_row(free: Tensor) -> None:
     ended = out.sequences[0, 6 + 4 :]
     assert (ended == 0).all() and len(out.logits) == out.sequences.shape[1] - 6 == out.logprobs.shape[1]
     assert (out.logprobs[0, 4:] == 0).all() and (out.logprobs[0, :4] < 0).all()
+
+
+def test_log_probabilities_keep_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Group, "process", lambda *_: pytest.fail("the step left the graph at its logits"))
+    out = run(shared(NAME), tokens(3, 6), eos_token_id=None, return_dict_in_generate=True, output_logprobs=True)
+    assert set(out) == {"sequences", "logprobs"} and out.logprobs.shape == out.sequences[:, 6:].shape
+    assert out.logprobs.dtype is torch.float32 and (out.logprobs < 0).all()
 
 
 def test_without_outputs_there_is_only_the_sequence() -> None:
