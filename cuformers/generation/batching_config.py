@@ -56,9 +56,10 @@ class ContinuousBatchingConfig:
     seed: int | None = None
     """Makes the draws of requests without a seed of their own repeatable, by the order of their submission."""
     cpu_offload_space: float | None = 0.0
-    """Only 0: a request that has to give way is computed anew, mostly from pages that are still in the cache."""
+    """GiB of page-locked host memory where requests that have to give way leave their keys, to go on from there.
+    0: they are computed anew, mostly from pages that are still in the cache."""
     cpu_offload_space_safety_threshold: float = 0.8
-    """Only 0.8: it would bound cpu_offload_space."""
+    """Share of the host's memory that cpu_offload_space may not pass."""
     max_queue_size: int = 0
     """Most requests that may wait for their first token; a submission beyond is refused. 0: no limit."""
     per_request_processors: bool = False
@@ -114,6 +115,10 @@ def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+def _amount(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
 def _share(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= 1
 
@@ -137,7 +142,6 @@ _FLAG = _Rule("True or False", lambda v: isinstance(v, bool))
 _SWITCH = _Rule("True, False or None", lambda v: v is None or isinstance(v, bool))
 _COMPILE = "no step is compiled by torch.compile, and none takes minutes to warm up."
 _LENGTHS = "a captured step reads its lengths on the device, so that one of a size serves all."
-_OFFLOAD = "a request that has to give way is computed anew, mostly from pages that are still in the cache."
 _ONE_GPU = "the engine runs on one GPU and needs no NCCL."
 _RULES: Mapping[str, _Rule] = {
     "block_size": _Rule("an integer from 4", lambda v: _whole(v, 4)),
@@ -158,8 +162,8 @@ _RULES: Mapping[str, _Rule] = {
     "safety_margin": _Rule("a share from 0 to 1, or None", lambda v: v is None or _share(v)),
     "return_logprobs": _FLAG,
     "seed": _Rule("an integer, or None", lambda v: v is None or (isinstance(v, int) and not isinstance(v, bool))),
-    "cpu_offload_space": _only(0.0, _OFFLOAD),
-    "cpu_offload_space_safety_threshold": _only(0.8, _OFFLOAD),
+    "cpu_offload_space": _Rule("a number of GiB from 0", _amount),
+    "cpu_offload_space_safety_threshold": _Rule("a share from 0 to 1", _share),
     "max_queue_size": _Rule("an integer from 0 (no limit)", lambda v: _whole(v, 0)),
     "per_request_processors": _FLAG,
     "drop_unsupported_processors": _FLAG,

@@ -37,8 +37,6 @@ def test_a_bad_value_names_itself(name: str, value: object) -> None:
     ("max_blocks_per_request", 0), ("max_blocks_per_request", 32), ("q_padding_interval_size", 64),
     ("kv_padding_interval_size", 16384), ("varlen_compile_config", {}), ("decode_compile_config", object()),
     ("default_compile_level", 1), ("default_compile_level", False), ("scheduler_type", "prefill_first"),
-    ("cpu_offload_space", 4.0), ("cpu_offload_space", None),
-    ("cpu_offload_space_safety_threshold", 0.5),
     ("disable_nccl_graph_mixing", False), ("cpu_group_timeout", None), ("use_default_compile_configs", True),
     ("max_cached_graphs", 8),
 ])  # fmt: skip
@@ -48,7 +46,8 @@ def test_what_has_no_use_here_is_refused_with_the_reason(name: str, value: objec
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("cpu_offload_space", 0), ("cpu_group_timeout", 300), ("use_default_compile_configs", False),
+    ("cpu_offload_space", 0), ("cpu_offload_space", 0.5), ("cpu_offload_space_safety_threshold", 0.5),
+    ("cpu_group_timeout", 300), ("use_default_compile_configs", False),
     ("max_memory_percent", 1), ("safety_margin", 0), ("use_cuda_graph", (False, False)), ("seed", -3),
     ("per_request_processors", True), ("drop_unsupported_processors", False),
 ])  # fmt: skip

@@ -188,12 +188,21 @@ def test_a_safety_margin_leaves_room(margin: float, prompts: list[list[int]], mo
     assert max(most) == (8 if margin == 0 else 1)
 
 
-def test_more_at_once_than_the_cache_holds(prompts: list[list[int]], model) -> None:
-    config = ContinuousBatchingConfig(max_requests_per_batch=16, num_blocks=3, block_size=64)
+@pytest.mark.parametrize("space", [0.0, 0.01])
+def test_more_at_once_than_the_cache_holds(prompts: list[list[int]], model, space: float) -> None:
+    config = ContinuousBatchingConfig(
+        max_requests_per_batch=16, num_blocks=3, block_size=64, cpu_offload_space=space
+    )
     many = prompts * 4
     got = model.generate_batch(many, None, config, max_new_tokens=70, **GREEDY)
     want = {tuple(p): alone(p, max_new_tokens=70) for p in prompts}
     assert [o.generated_tokens for o in got.values()] == [want[tuple(p)] for p in many]
+
+
+def test_more_host_memory_than_there_is(prompts: list[list[int]], model) -> None:
+    config = ContinuousBatchingConfig(cpu_offload_space=1e9)
+    with pytest.raises(ValueError, match=r"cpu_offload_space=1000000000.*safety_threshold"):
+        model.generate_batch(prompts, None, config, max_new_tokens=2, **GREEDY)
 
 
 def test_prompts_that_fill_pages_and_come_twice(model) -> None:

@@ -1,6 +1,7 @@
 """The engine of a manager: sized once, by its ContinuousBatchingConfig, for whatever requests may come."""
 
 import gc
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,10 +52,11 @@ class SizedEngine:
             max_batch_tokens=config.max_batch_tokens or MAX_BATCH_TOKENS,
             prefix_cache=config.allow_block_sharing,
             watermark=WATERMARK if config.safety_margin is None else config.safety_margin,
+            host_bytes=host_bytes(config),
         )
         if config.use_async_batching is False:
             self.engine.lag = 0
-        self.capacity = capacity_for(model, config)
+        self.capacity = capacity_for(model, config, self.engine.beside_cache)
         self.asleep, self._steps = False, 0
         self._configure()
 
@@ -192,8 +194,29 @@ def check_possible(config: ContinuousBatchingConfig, usual: Engine) -> None:
         raise bad_argument("use_async_batching", True, "False or None for this model", remedy)
 
 
-def capacity_for(model: "PreTrainedModel", config: ContinuousBatchingConfig) -> Capacity:
+def host_bytes(config: ContinuousBatchingConfig) -> int:
+    """Host memory for the keys of requests that give way.
+
+    Raises:
+        ValueError: more than the host may give.
+    """
+    wanted = int((config.cpu_offload_space or 0) * 2**30)
+    most = int(memory.total_bytes("cpu") * config.cpu_offload_space_safety_threshold)
+    if wanted > most:
+        allowed = f"at most {most / 2**30:.1f}, cpu_offload_space_safety_threshold of the host's memory"
+        raise bad_argument("cpu_offload_space", config.cpu_offload_space, allowed)
+    return wanted
+
+
+def capacity_for(
+    model: "PreTrainedModel", config: ContinuousBatchingConfig, beside_cache: Callable[[Capacity], int]
+) -> Capacity:
     """What the engine's buffers are made for.
+
+    Args:
+        model: whose cache it is.
+        config: what is asked for.
+        beside_cache: bytes that steps take beside a cache; asked only where the memory is the limit.
 
     Raises:
         OutOfDeviceMemory: the cache that was asked for does not fit, or none does.
@@ -205,7 +228,11 @@ def capacity_for(model: "PreTrainedModel", config: ContinuousBatchingConfig) -> 
     full = rows * -(-longest // PAGE_SIZE) * len(groups.windows)
     share = config.max_memory_percent or (GPU_SHARE if model.device.type == "cuda" else HOST_SHARE)
     page = PagedCache.page_bytes(groups.size, specs[0].num_kv_heads, specs[0].head_dim, PAGE_SIZE, dtype)
-    limit = int(memory.free_bytes(model.device) * share) // page
+    free = memory.free_bytes(model.device)
+    limit = int(free * share) // page
+    if config.cache_tokens is None and full > limit:
+        steps = beside_cache(Capacity(rows=rows, length=longest, pages=1, eos=MAX_EOS))
+        limit = int(max(0, free - steps) * share) // page
     if config.cache_tokens is None:
         pages = min(full, limit)
     else:
