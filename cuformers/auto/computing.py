@@ -1,0 +1,204 @@
+"""How a model computes where it is: kernels, attention, engines, and weights that move."""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from cuformers.auto.batching.methods import BatchedGeneration
+from cuformers.base.errors import bad_argument
+from cuformers.checkpoint.needs import Placement
+from cuformers.cuda.device import capability
+from cuformers.engine.engine import Engine
+from cuformers.kernels.op import Choice, Problem
+from cuformers.kernels.table import Kernels, select
+from cuformers.models.config import ModelConfig
+from cuformers.nn.attention.backend import AttentionBackend
+from cuformers.nn.attention.choose import choose_backend
+from cuformers.nn.attention.deterministic import deterministic_backend
+from cuformers.nn.decoder import CausalLM, Decoder, HeadSpec
+from cuformers.nn.kernel_module import set_kernels
+from cuformers.nn.offload import Offload
+from cuformers.nn.rows import lay_in_rows
+from cuformers.nn.spread import Spread
+
+_OWN = ("engine", "assisted_engine", "_batching")
+"""Attributes that refer to this model, and that it makes when they are first used."""
+
+
+class Computing(BatchedGeneration, CausalLM):
+    """A CausalLM that chooses what computes it, anew whenever it moves or changes mode."""
+
+    config: ModelConfig
+
+    def __init__(self, decoder: Decoder, head: HeadSpec) -> None:
+        super().__init__(decoder, head)
+        self._kernels_wanted = "auto"
+        self._attention_wanted: str | None = None
+        self._deterministic = False
+        self._movers: tuple[Offload | Spread, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has in common: the engines that generate, and their caches, stay this model's own."""
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+        return self.lm_head.weight.dtype
+
+    @property
+    def attn_implementation(self) -> str:
+        """Name of the attention backend in use."""
+        return self.backend.name
+
+    @cached_property
+    def backend(self) -> AttentionBackend:
+        """The attention backend of prompts and training."""
+        return self._choose_backend(self._attention_wanted, self.ops)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """What generates. Weights that move between devices rule out captured graphs."""
+        backend = self.backend if self._attention_wanted is not None else None
+        return Engine(self, backend, use_graphs=False if self._movers else None)
+
+    def engine_with(self, assistant: "Computing | None") -> Engine:
+        """The engine whose tokens an assistant guesses; the last assistant's is kept. None: the engine without one.
+
+        Raises:
+            ValueError: it can't guess for this model.
+        """
+        if assistant is None:
+            return self.engine
+        kept: Engine | None = self.__dict__.get("assisted_engine")
+        if kept is None or kept.draft is not assistant:
+            usual = self.engine
+            use_graphs = False if assistant._movers else usual.use_graphs
+            kept = Engine(self, usual.backend, use_graphs=use_graphs, draft=assistant)
+            self.__dict__["assisted_engine"] = kept
+        return kept
+
+    def set_attn_implementation(self, name: str | None) -> None:
+        """Changes the attention backend; None leaves the choice to us.
+
+        Raises:
+            ValueError: unknown, or it can't serve this model here; the present one stays then.
+        """
+        backend = self._choose_backend(name, self.ops)
+        self._attention_wanted = None if self.deterministic else name
+        self._forget("engine", "assisted_engine")
+        self.__dict__["backend"] = backend
+
+    def set_kernels(self, want: str = "auto") -> None:
+        """Changes the kernels of this model: "auto", "reference" (plain PyTorch) or "triton".
+
+        Raises:
+            ValueError: unknown, or they can't serve this model here; the present ones stay then.
+        """
+        self._select(want)
+        self._kernels_wanted = want
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a token's logits have the same bits whatever else is computed with it."""
+        return self._deterministic
+
+    def set_deterministic(self, on: bool = True) -> None:
+        """Makes tokens and log-probabilities independent, bit by bit, of how they are computed.
+
+        On one model of GPU it does not matter then which other prompts are in the batch, how prompts are cut into
+        chunks, what comes from the cache, whether steps are captured or a request was preempted; and `forward` gives
+        the same bits as generation, in training too.
+
+        Raises:
+            ValueError: there is no NVIDIA GPU, or kernels or an attention backend were asked for that can't do it; all
+                stays as it was then.
+        """
+        ops = self._table(self._kernels_wanted, on)
+        backend = self._choose_backend(self._attention_wanted, ops)
+        set_kernels(self, ops)
+        self._deterministic = on
+        self._forget("engine", "assisted_engine")
+        self.__dict__["backend"] = backend
+        self.destroy_cached_continuous_batching_manager()
+
+    def kernels(self) -> tuple[Choice, ...]:
+        """For each op the implementation in use, and why the others are not."""
+        return self.ops.choices
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches between training and inference, and to the kernels of that mode."""
+        drops = {"attention_dropout": self.config.attention_dropout, **self.config.extra}
+        for name in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
+            if mode and drops.get(name):
+                remedy = "Load the model with it set to 0.0: nothing here is dropped at random."
+                raise bad_argument(f"config.{name}", drops[name], "0 in training", remedy)
+        super().train(mode)
+        if not self.lm_head.weight.is_meta:
+            self._select(self._kernels_wanted)
+        return self
+
+    def follow(self, placement: Placement) -> None:
+        """Sets up what computing needs where parts of the model lie or run on different devices.
+
+        Layers on the CPU beside a GPU are streamed to it; over several GPUs the hidden states follow the weights.
+        """
+        layers = list(self.model.layers)
+        names = [name for name, _ in self.named_layers()]
+        runs_on = tuple(placement.runs_on[name] for name in names)
+        home = placement.units["model.embed_tokens"]
+        self.hf_device_map = placement.hf_device_map
+        off = [i for i, name in enumerate(names) if name in placement.offloaded]
+        movers: list[Offload | Spread] = []
+        if any(device != home for device in runs_on):
+            movers.append(Spread(layers, runs_on, home))
+        for device in sorted({runs_on[i] for i in off}, key=str):
+            movers.append(Offload([layers[i] for i in off if runs_on[i] == device], device))
+        if movers:
+            self.model.runs_on, self._movers = runs_on, tuple(movers)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if self._movers:
+            raise ValueError("a model that is spread over devices can't be moved or cast: load it anew.")
+        super()._apply(fn, recurse)  # .to(), .half(), .cuda(): each parameter by itself
+        if not self.lm_head.weight.is_meta:
+            self.settle()
+        return self
+
+    def settle(self) -> None:
+        """Chooses layout, kernels and attention for where the weights are now; after every move."""
+        lay_in_rows(self)
+        self._forget("backend", "engine", "assisted_engine")
+        self._select(self._kernels_wanted)
+
+    def _select(self, want: str) -> None:
+        set_kernels(self, self._table(want, self.deterministic))
+
+    def _table(self, want: str, deterministic: bool) -> Kernels:
+        mode = "train" if self.training else "infer"
+        problem = Problem(device=self.device.type, capability=capability(self.device), dtype=self.dtype, mode=mode)
+        if want == "triton" and mode == "train":
+            want = "auto"  # what has no backward is the reference's in training
+        return select(problem, want, deterministic=deterministic)
+
+    def _choose_backend(self, name: str | None, ops: Kernels) -> AttentionBackend:
+        if ops.deterministic:
+            return deterministic_backend(name, self.attention_problem, ops.chunk_attention)
+        return choose_backend(name, self.attention_problem)
+
+    def _forget(self, *names: str) -> None:
+        for name in names:
+            self.__dict__.pop(name, None)
+
+    def named_layers(self) -> Iterator[tuple[str, nn.Module]]:
+        """The decoder layers with their names."""
+        for index, layer in enumerate(self.model.layers):
+            yield f"model.layers.{index}", layer
