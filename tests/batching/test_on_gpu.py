@@ -55,3 +55,32 @@ def test_a_fault_on_the_device_ends_in_failures_only() -> None:
         good = manager.get_result(manager.add_request([5, 6], max_new_tokens=8, **GREEDY))
     assert bad.status is RequestStatus.FAILED and "broken" in bad.error
     assert good.status is RequestStatus.FINISHED and len(good.generated_tokens) == 8
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_sleeper_holds_no_memory(weights: bool) -> None:
+    model = load("llama", device_map="cuda")
+    ids = torch.tensor([[5, 6, 7]], device="cuda")
+    want = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, **GREEDY)[0, 3:].tolist()
+    model._forget("engine")  # and with it the cache of generate
+    gc.collect()
+    torch.cuda.empty_cache()
+    before, footprint = torch.cuda.memory_allocated(), model.get_memory_footprint()
+    reserved = torch.cuda.memory_reserved()
+    options = {**GREEDY, "eos_token_id": -1, "max_new_tokens": 200, "streaming": True}
+    with model.continuous_batching_context_manager(continuous_batching_config=CONFIG) as manager:
+        name = manager.add_request([5, 6, 7], **options)
+        for count in (5, 50):
+            while len(manager.get_result(name).generated_tokens) < count:
+                pass
+            held = manager._worker.engine.engine.runner.cache_bytes
+            awake = torch.cuda.memory_allocated()
+            manager.sleep(weights=weights)
+            assert torch.cuda.memory_allocated() <= awake - held - weights * footprint
+            assert torch.cuda.memory_allocated() <= before + (1 << 20) - weights * footprint
+            assert torch.cuda.memory_reserved() <= reserved + (64 << 20)  # cuBLAS keeps a workspace for each stream
+            assert model.device.type == ("cpu" if weights else "cuda")
+            manager.wake()
+            assert model.device.type == "cuda"
+        got = list(manager.request_id_iter(name))[-1].generated_tokens
+    assert got == want
