@@ -245,7 +245,7 @@ def test_stats_are_shown_after_a_warm_up(capsys):
 
 
 def test_ctrl_c_keeps_what_was_said(capsys, monkeypatch):
-    pieces = []
+    pieces, before = [], signal.getsignal(signal.SIGINT)
 
     def press(text: str) -> None:
         pieces.append(text)
@@ -257,12 +257,13 @@ def test_ctrl_c_keeps_what_was_said(capsys, monkeypatch):
     assert "".join(pieces) == PROMPT + ", there was a little girl"
     monkeypatch.setattr(generate, "show", answer.show)
     assert said(capsys, STORIES, PROMPT, "--max-new-tokens", "27") == GREEDY + "\n"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_second_ctrl_c_interrupts_at_once():
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), answer.interruptible() as interrupt:
         signal.raise_signal(signal.SIGINT)
         assert interrupt.pressed
         signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before

@@ -9,7 +9,7 @@ from models.checkpoints import ALONE, oracle, shared, tokens
 from models.families import FAMILIES
 from torch import Tensor
 
-from cuformers.engine.engine import Engine
+from cuformers.engine.runner import Runner
 
 NAME = "llama"
 PAD = 5
@@ -188,9 +188,9 @@ def test_prefix_allowed_tokens(width: int) -> None:
 def test_a_beam_costs_no_more_than_its_last_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """90 to 106 tokens: their first page is computed once, for the first of three beams."""
     model, computed = shared(NAME), []
-    launch = Engine._launch
-    monkeypatch.setattr(Engine, "_launch", lambda self, runner, plan: (
-        computed.append(sum(c.count for c in plan.chunks)), launch(self, runner, plan))[1])  # fmt: skip
+    step = Runner.step
+    monkeypatch.setattr(Runner, "step", lambda self, chunks, *args: (
+        computed.append(sum(c.count for c in chunks)), step(self, chunks, *args))[1])  # fmt: skip
     run(model, tokens(1, 90), eos_token_id=None)
     assert computed == [90 + 26 + 26, *(3 * (26 + i) for i in range(1, 16))]
 
