@@ -1,6 +1,6 @@
 """The launch for capability 9.0, whose tensor cores take a warpgroup's products straight from shared memory."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 from torch import Tensor
@@ -63,11 +63,13 @@ def launch(
     N, G = tables[2].shape[0], num_heads // HKV
     items = (T // (TILE_ROWS // G) + N + 1) * HKV
     part = min(cut.block_s, PAGE)
-    options = {"num_warps": 4, "maxnreg": MAX_REGISTERS, **flags, **pdl(q.device)}
+    options: dict[str, Any] = {
+        "HKV": HKV, "G": G, "D": D, "BLOCK_D": triton.next_power_of_2(D), "PAGE": PAGE, "BLOCK_S": cut.block_s,
+        "STAGES": cut.stages, "num_warps": 4, "maxnreg": MAX_REGISTERS, **flags, **pdl(q.device),
+    }  # fmt: skip
     hopper_kernel[(min(items, sms(q.device)),)](
         q, _rows(k_cache, part), _rows(v_cache, part), *tables, sinks, out,
         T, N, q.stride(0), tables[0].stride(0), k_cache.stride(0) // D, v_cache.stride(0) // D, *numbers,
-        HKV=HKV, G=G, D=D, BLOCK_D=triton.next_power_of_2(D), PAGE=PAGE, BLOCK_S=cut.block_s, STAGES=cut.stages,
         **options,
     )  # fmt: skip
 
