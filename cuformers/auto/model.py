@@ -112,7 +112,6 @@ class PreTrainedModel(Computing):
         self.generation_config.save_pretrained(folder)
 
 
-
 def build(spec: ModelSpec, config: ModelConfig) -> PreTrainedModel:
     """A model on the meta device, of a class named after its architecture.
 

@@ -53,7 +53,6 @@ class Engine:
             prefix_cache: keep the keys of prompts that have ended, for those that begin alike.
             draft: a small model that guesses tokens for requests with `drafts`; None looks them up.
             watermark: share of the cache that a new request leaves free where others run.
-
             host_bytes: of the host's memory, to keep the keys of requests that give way to others; without, or where
                 they do not fit, they are computed anew.
 
@@ -77,14 +76,12 @@ class Engine:
         self._drafts: Drafts | None = None
 
     def run(self, requests: Sequence[Request], *, keep_cache: bool = False) -> None:
-        """Runs requests to their ends.
+        """Runs requests to their ends. Another thread's run is waited for.
 
         Args:
             requests: the work.
             keep_cache: go on where the run before ended: its keys are found, as the weights are still the same, and
                 its buffers hold this work too.
-
-        Another thread's run is waited for.
 
         Raises:
             ValueError: a request could never run; nothing was run then.

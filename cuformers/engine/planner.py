@@ -8,7 +8,6 @@ be computed anew later. The first in order never gives up anything, so that ther
 import math
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
 
@@ -18,30 +17,11 @@ from cuformers.engine.job import Job
 from cuformers.engine.plan import Chunk, Draft, StepPlan
 from cuformers.engine.request import Request
 from cuformers.engine.saved import HostPlaces
+from cuformers.engine.stats import Stats
 from cuformers.engine.waiting import WaitingQueue
 
 WATERMARK = 0.01
 """Share of the pages that a new request leaves free where others run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stats:
-    """How full the engine is, and what has happened so far."""
-
-    num_blocks: int
-    """Pages of the cache."""
-    num_free: int
-    """Pages that hold nothing of use."""
-    num_cached: int
-    """Pages that no running request holds, but that the next prompt may find."""
-    num_waiting: int
-    """Requests without a row."""
-    num_running: int
-    """Requests with a row."""
-    hit_tokens: int
-    """Tokens that were not computed, as the cache had their keys."""
-    preemptions: int
-    """How often a request gave up its pages to another one."""
 
 
 class Planner:

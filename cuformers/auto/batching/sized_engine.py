@@ -11,8 +11,9 @@ from cuformers.cuda import memory
 from cuformers.cuda.memory import human
 from cuformers.engine.capacity import MAX_ROWS, MIN_LENGTH, PAGE_SIZE, Capacity, power_of_two
 from cuformers.engine.engine import Engine
-from cuformers.engine.planner import WATERMARK, Stats
+from cuformers.engine.planner import WATERMARK
 from cuformers.engine.request import Request, Sampling
+from cuformers.engine.stats import Stats
 from cuformers.generation.batching_config import ContinuousBatchingConfig
 from cuformers.nn.cache import PagedCache, layout
 
