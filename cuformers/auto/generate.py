@@ -123,8 +123,8 @@ def _check_streamed(rows: int, resolved: ResolvedGeneration) -> None:
 
 
 def _check_assisted(assistant: "PreTrainedModel | None", resolved: ResolvedGeneration) -> None:
-    for name in ("prompt_lookup_num_tokens", "num_beams"):
-        if assistant is not None and getattr(resolved, name) > 1:
+    for name, unset in (("prompt_lookup_num_tokens", 0), ("num_beams", 1)):
+        if assistant is not None and getattr(resolved, name) > unset:
             raise bad_argument(name, getattr(resolved, name), "its default with an assistant_model", "Leave out one.")
 
 
