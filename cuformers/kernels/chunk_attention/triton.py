@@ -13,8 +13,6 @@ from cuformers.kernels.launch import interpreted, pdl
 from cuformers.kernels.pages import readable
 
 LOG2E = 1.4426950408889634
-USE_HOPPER = False
-"""Until the kernel of capability 9.0 has run on such a GPU."""
 
 
 class ChunkConfig(NamedTuple):
@@ -78,7 +76,7 @@ def chunk_attention(
 def _rule(q: Tensor, k_cache: Tensor, v_cache: Tensor, N: int) -> ChunkConfig | HopperConfig:
     group = q.shape[1] // k_cache.shape[1]
     rows = triton.cdiv(q.shape[0], max(N, 1)) * group
-    if USE_HOPPER and rows >= hopper.TILE_ROWS // 2 and hopper.takes(q, k_cache, v_cache):
+    if rows >= hopper.TILE_ROWS // 2 and hopper.takes(q, k_cache, v_cache):
         return hopper.config(q.shape[2])
     return config(rows, group, q.shape[2], q.dtype)
 
