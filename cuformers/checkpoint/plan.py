@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cuformers.base.errors import CheckpointError
 from cuformers.checkpoint.header import TensorEntry
 from cuformers.checkpoint.index import Index
-from cuformers.checkpoint.weight_map import WeightMap
+from cuformers.checkpoint.weight_map import Slice, WeightMap, part_of
 
 _MOST = 20
 _PLAIN_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -28,6 +28,10 @@ class Copy(NamedTuple):
     """Bytes in the file."""
     target: Tensor
     """Flat, contiguous, with as many elements as the part."""
+
+
+Claims = dict[str, dict[Slice | None, Copy]]
+"""By module name, then by slice of a stack; None for a whole tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,18 +83,16 @@ def plan_load(
     """
     tensors = tensors_of(model)
     faults = _Faults()
-    claims: dict[str, dict[int, Copy]] = {}  # by module name, then by slice (0 where the tensor is not a stack)
+    claims: Claims = {}
     unexpected = []
     for name, entry in index.entries.items():
         homes = weight_map.to_module(name)
         if not all(home in tensors for home in homes):
             unexpected.append(name)
             continue
-        stack = weight_map.stack_index(name)
-        for home, copy in _copies(entry, homes, stack, tensors, faults):
-            taken = claims.setdefault(home, {})
-            if taken.setdefault(stack or 0, copy) is not copy:
-                faults.twice.append(f"{home} from {taken[stack or 0].entry.name} and {name}")
+        slice_ = weight_map.slice_of(name)
+        for home, copy in _copies(entry, homes, slice_, tensors, faults):
+            _claim(claims, home, slice_, copy, faults)
         faults.seen.update(homes)
     missing = list(_missing(tensors, claims, weight_map, faults.seen))
     allowed_missing, allowed_unexpected = matching(missing, ignore_missing), matching(unexpected, ignore_unexpected)
@@ -127,17 +129,26 @@ class _Faults:
             raise CheckpointError("\n".join((head, *lines, tail)))
 
 
+def _claim(claims: Claims, home: str, slice_: Slice | None, copy: Copy, faults: _Faults) -> None:
+    taken = claims.setdefault(home, {})
+    rivals = [other for at, other in taken.items() if None in (at, slice_) or at == slice_]
+    if rivals:
+        faults.twice.append(f"{home} from {rivals[0].entry.name} and {copy.entry.name}")
+    else:
+        taken[slice_] = copy
+
+
 def _some(names: list[str]) -> str:
     more = f", and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return ", ".join(names[:_MOST]) + more
 
 
 def _copies(
-    entry: TensorEntry, homes: tuple[str, ...], stack: int | None, tensors: Mapping[str, Tensor], faults: _Faults
+    entry: TensorEntry, homes: tuple[str, ...], slice_: Slice | None, tensors: Mapping[str, Tensor], faults: _Faults
 ) -> Iterator[tuple[str, Copy]]:
     """The copies from one file tensor into its homes; what does not fit goes to the faults instead."""
     parts = [tensors[home] for home in homes]
-    shape = _expected_shape(parts, stack)
+    shape = _expected_shape(parts, slice_)
     if shape != entry.shape:
         needs = "no such slice" if shape is None else str(shape)
         faults.shapes.append(f"{entry.name} {entry.shape} (the model has {needs})")
@@ -147,16 +158,17 @@ def _copies(
         if not _convertible(entry.dtype, part.dtype):
             faults.dtypes.append(f"{entry.name} {entry.dtype} (the model has {part.dtype})")
             return
-        target = _flat(home, part if stack is None else part.detach()[stack])
+        target = _flat(home, part if slice_ is None else part_of(part, slice_))
         nbytes = target.numel() * entry.dtype.itemsize
         yield home, Copy(entry, offset, nbytes, target)
         offset += nbytes
 
 
-def _expected_shape(parts: list[Tensor], stack: int | None) -> tuple[int, ...] | None:
+def _expected_shape(parts: list[Tensor], slice_: Slice | None) -> tuple[int, ...] | None:
     first = parts[0]
-    if stack is not None:
-        return tuple(first.shape[1:]) if first.dim() and stack < first.shape[0] else None
+    if slice_ is not None:
+        exists = first.dim() and slice_.index < first.shape[0]
+        return tuple(part_of(first, slice_).shape) if exists else None
     if len(parts) == 1:
         return tuple(first.shape)
     if len({part.shape[1:] for part in parts}) > 1:
@@ -176,25 +188,22 @@ def _flat(name: str, tensor: Tensor) -> Tensor:
 
 
 def _missing(
-    tensors: Mapping[str, Tensor], claims: Mapping[str, dict[int, Copy]], weight_map: WeightMap, seen: set[str]
+    tensors: Mapping[str, Tensor], claims: Claims, weight_map: WeightMap, seen: set[str]
 ) -> Iterator[str]:
     filled = {id(tensors[name]) for name in seen}
     for name, tensor in tensors.items():
+        taken = claims.get(name, {})
         if id(tensor) not in filled:
             yield name
-        elif len(claims.get(name, {})) not in (0, _num_slices(name, tensor, weight_map)):
+        elif taken and None not in taken:
             files = weight_map.to_file(name, num_stacked=tensor.shape[0])
-            yield from (file for i, file in enumerate(files) if i not in claims[name])
-
-
-def _num_slices(name: str, tensor: Tensor, weight_map: WeightMap) -> int:
-    return len(weight_map.to_file(name, num_stacked=tensor.shape[0] if tensor.dim() else 1))
+            yield from (file for file in files if weight_map.slice_of(file) not in taken)
 
 
 def _without_twins(
-    tensors: Mapping[str, Tensor], claims: Mapping[str, dict[int, Copy]]
+    tensors: Mapping[str, Tensor], claims: Claims
 ) -> tuple[tuple[Copy, ...], tuple[tuple[Copy, Copy], ...]]:
-    by_tensor: dict[int, dict[int, Copy]] = {}
+    by_tensor: dict[int, dict[Slice | None, Copy]] = {}
     twins = []
     for name in tensors:
         if name not in claims:

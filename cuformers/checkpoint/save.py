@@ -15,7 +15,7 @@ from cuformers.base.log import progress as progress_bar
 from cuformers.checkpoint.atomic import json_bytes, scratch_folder, sync_folder, write_synced
 from cuformers.checkpoint.header import DTYPE_NAMES
 from cuformers.checkpoint.sizes import parse_size
-from cuformers.checkpoint.weight_map import IDENTITY, WeightMap
+from cuformers.checkpoint.weight_map import IDENTITY, WeightMap, part_of
 from cuformers.cuda import streams
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -89,12 +89,13 @@ def file_tensors(tensors: Mapping[str, Tensor], weight_map: WeightMap) -> list[F
     found: dict[str, FileTensor] = {}
     for name, tensor in tensors.items():
         files = weight_map.to_file(name, num_stacked=tensor.shape[0] if tensor.dim() else 0)
-        for i, file in enumerate(files):
+        for file in files:
             homes = weight_map.to_module(file)
             if name not in homes or (file in found and len(homes) == 1):
                 raise ValueError(f"{name!r} would be saved as {file!r}, which a load would take for {homes}.")
-            if weight_map.stack_index(file) is not None:
-                found[file] = FileTensor(file, (tensor.detach()[i],))
+            slice_ = weight_map.slice_of(file)
+            if slice_ is not None:
+                found[file] = FileTensor(file, (part_of(tensor, slice_),))
                 continue
             absent = [home for home in homes if home not in tensors]
             if absent:

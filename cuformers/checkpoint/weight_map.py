@@ -7,6 +7,9 @@ character). Both sides of a rule have the same placeholders, which makes every r
 import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from torch import Tensor
 
 _PLACEHOLDER = re.compile(r"\{(\*?)([a-z_]+)\}")
 
@@ -77,15 +80,36 @@ class Split:
 
 @dataclass(frozen=True)
 class Stack:
-    """Tensors of the file, numbered by `{index}`, are the slices [i] of one of the module: experts stored singly."""
+    """Tensors of the file, numbered by `{index}`, are the slices [i] of one of the module: experts stored singly.
 
-    file: str
+    With several templates a slice is made of one tensor of each, all of one shape, one after the other along their
+    dim 0: an expert's gate and up. A file that holds the whole stack under the module's own name is read too.
+    """
+
+    file: str | tuple[str, ...]
     module: str
 
     def __post_init__(self) -> None:
         if "index" in _template(self.module).names:
             raise ValueError(f"{self}: the placeholder {{index}} may stand in the file's template only.")
-        _check(self, self.file, self.module, only_in_file=("index",))
+        for file in self.files:
+            _check(self, file, self.module, only_in_file=("index",))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The file's templates, in their order inside a slice."""
+        return (self.file,) if isinstance(self.file, str) else self.file
+
+
+class Slice(NamedTuple):
+    """Which part of a Stack's module tensor one tensor of the file is."""
+
+    index: int
+    """The slice [i]."""
+    part: int
+    """Which of the slice's equal parts along dim 0."""
+    parts: int
+    """Tensors of the file that a slice is made of."""
 
 
 Rule = Rename | Split | Stack
@@ -101,11 +125,13 @@ class WeightMap:
     def __init__(self, rules: tuple[Rule, ...] | list[Rule] = ()) -> None:
         self.rules = tuple(rules)
 
-    def _of_file(self, name: str) -> tuple[Rule, dict[str, str]] | None:
+    def _of_file(self, name: str) -> tuple[Rule, dict[str, str], int] | None:
+        """The first rule that the name matches, its placeholders, and which of the rule's file templates it is."""
         for rule in self.rules:
-            values = _template(rule.file).match(name)
-            if values is not None and (not isinstance(rule, Stack) or _is_index(values["index"])):
-                return rule, values
+            for part, file in enumerate(_files(rule)):
+                values = _template(file).match(name)
+                if values is not None and (not isinstance(rule, Stack) or _is_index(values["index"])):
+                    return rule, values, part
         return None
 
     def to_module(self, name: str) -> tuple[str, ...]:
@@ -113,26 +139,38 @@ class WeightMap:
         found = self._of_file(name)
         if found is None:
             return (name,)
-        rule, values = found
+        rule, values, _ = found
         return tuple(_template(module).fill(values) for module in _modules(rule))
 
     def to_file(self, name: str, num_stacked: int | None = None) -> tuple[str, ...]:
         """Names in the file of the module's tensor `name`; a Stack needs `num_stacked`, its size along dim 0."""
         for rule in self.rules:
             for module in _modules(rule):
-                values, file = _template(module).match(name), _template(rule.file)
+                values, files = _template(module).match(name), [_template(file) for file in _files(rule)]
                 if values is None:
                     continue
                 if not isinstance(rule, Stack):
-                    return (file.fill(values),)
+                    return (files[0].fill(values),)
                 assert num_stacked is not None, f"{rule} needs num_stacked to name {name!r} in the file"
-                return tuple(file.fill({**values, "index": str(i)}) for i in range(num_stacked))
+                return tuple(file.fill({**values, "index": str(i)}) for i in range(num_stacked) for file in files)
         return (name,)
 
-    def stack_index(self, name: str) -> int | None:
-        """Which slice [i] of the module's tensor the file's tensor `name` is; None where it is not a slice."""
+    def slice_of(self, name: str) -> Slice | None:
+        """Which part of a stack the file's tensor `name` is; None where it is a whole tensor or several."""
         found = self._of_file(name)
-        return int(found[1]["index"]) if found is not None and isinstance(found[0], Stack) else None
+        if found is None or not isinstance(found[0], Stack):
+            return None
+        rule, values, part = found
+        return Slice(int(values["index"]), part, len(rule.files))
+
+
+def _files(rule: Rule) -> tuple[str, ...]:
+    return rule.files if isinstance(rule, Stack) else (rule.file,)
+
+
+def part_of(stack: Tensor, where: Slice) -> Tensor:
+    """The part of the module's tensor as a view without gradient; its shape does not divide where parts do not fit."""
+    return stack.detach()[where.index].chunk(where.parts)[where.part]
 
 
 def _modules(rule: Rule) -> tuple[str, ...]:

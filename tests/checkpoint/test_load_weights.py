@@ -249,6 +249,34 @@ def test_single_experts_are_stacked_and_a_missing_one_is_named(tmp_path):
         load_weights(model, Index.open(tmp_path), STACK, progress=False)
 
 
+HALVES = {"gate": slice(0, 4), "up": slice(4, 8)}
+PAIRS = WeightMap([Stack(("experts.{index}.gate", "experts.{index}.up"), "both")])
+
+
+def test_gate_and_up_of_single_experts_become_one_stack(tmp_path):
+    both = torch.randn(5, 8, 3)
+    files = {f"experts.{i}.{n}": both[i, r].clone() for i in range(5) for n, r in HALVES.items()}
+    write_single(tmp_path, files)
+    model = Bag({"both": (5, 8, 3)})
+    load_weights(model, Index.open(tmp_path), PAIRS, progress=False)
+    assert torch.equal(model.get_parameter("both"), both)
+    del files["experts.3.up"]
+    write_single(tmp_path, files)
+    with pytest.raises(CheckpointError, match=r"1 missing in the checkpoint: experts\.3\.up"):
+        load_weights(model, Index.open(tmp_path), PAIRS, progress=False)
+
+
+def test_a_stack_may_be_whole_in_the_file_but_not_also_in_parts(tmp_path):
+    both = torch.randn(5, 8, 3)
+    write_single(tmp_path, {"both": both})
+    model = Bag({"both": (5, 8, 3)})
+    load_weights(model, Index.open(tmp_path), PAIRS, progress=False)
+    assert torch.equal(model.get_parameter("both"), both)
+    write_single(tmp_path, {"both": both, "experts.2.up": both[2, 4:].clone()})
+    with pytest.raises(CheckpointError, match=r"1 given twice: both from"):
+        load_weights(model, Index.open(tmp_path), PAIRS, progress=False)
+
+
 @pytest.mark.parametrize("through_ring", [False, True])
 def test_a_file_cut_short_while_it_is_read(tmp_path, through_ring):
     write_single(tmp_path, random_tensors({"w": (400, 400)}))

@@ -87,19 +87,23 @@ MAP = WeightMap(
         Rename("lm.{*rest}", "model.{*rest}"),
         Split("qkv.{kind}", ("q.{kind}", "k.{kind}")),
         Stack("experts.{index}.up", "experts.up"),
+        Stack(("pairs.{index}.a", "pairs.{index}.b"), "pairs"),
     ]
 )
+PAIRS = {f"pairs.{i}.{part}" for i in range(2) for part in "ab"}
 
 
 def test_through_a_weight_map_and_back(tmp_path):
     tensors = random_tensors(
         {"model.a.w": (3, 2), "q.weight": (4, 5), "k.weight": (2, 5), "experts.up": (3, 2, 2), "x": ()}
+        | {"pairs": (2, 4, 3)}
     )
     save_weights(tensors, tmp_path, weight_map=MAP, progress=False)
     found = read_back(tmp_path)
-    assert set(found) == {"lm.a.w", "qkv.weight", "x", *(f"experts.{i}.up" for i in range(3))}
+    assert set(found) == {"lm.a.w", "qkv.weight", "x", *(f"experts.{i}.up" for i in range(3)), *PAIRS}
     assert same(found["qkv.weight"], torch.cat([tensors["q.weight"], tensors["k.weight"]]))
     assert same(found["experts.2.up"], tensors["experts.up"][2])
+    assert same(found["pairs.1.b"], tensors["pairs"][1, 2:])
     with pytest.raises(ValueError, match=r"k\.weight.* are not given"):
         save_weights({"q.weight": tensors["q.weight"]}, tmp_path / "new", weight_map=MAP, progress=False)
     with pytest.raises(ValueError, match=r"'lm\.b' would be saved as 'lm\.b'"):

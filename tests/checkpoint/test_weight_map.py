@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuformers.checkpoint.weight_map import IDENTITY, Rename, Split, Stack, WeightMap
+from cuformers.checkpoint.weight_map import IDENTITY, Rename, Slice, Split, Stack, WeightMap
 
 PART = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True)
 REST = st.lists(st.one_of(PART, st.integers(0, 200).map(str)), min_size=1, max_size=5).map(".".join)
@@ -47,8 +47,17 @@ def test_a_split_goes_and_comes_back(layer, kind):
 def test_a_stack_goes_and_comes_back(layer, count):
     module = f"model.layers.{layer}.experts.up"
     files = LAYERS.to_file(module, num_stacked=count)
-    assert [LAYERS.stack_index(file) for file in files] == list(range(count))
+    assert [LAYERS.slice_of(file) for file in files] == [Slice(i, 0, 1) for i in range(count)]
     assert {LAYERS.to_module(file) for file in files} == {(module,)}
+
+
+@given(st.integers(1, 20))
+def test_a_stack_of_pairs_goes_and_comes_back(count):
+    table = WeightMap([Stack(("{l}.{index}.gate", "{l}.{index}.up"), "{l}.both")])
+    files = table.to_file("3.both", num_stacked=count)
+    assert files[:2] == ("3.0.gate", "3.0.up") and len(files) == 2 * count
+    assert [table.slice_of(file) for file in files] == [Slice(i, p, 2) for i in range(count) for p in range(2)]
+    assert {table.to_module(file) for file in files} == {("3.both",)}
 
 
 @given(REST)
@@ -64,7 +73,7 @@ def test_first_rule_wins_and_parts_do_not_cross_dots():
     assert table.to_module("a.b.w") == ("one.b.w",)
     assert table.to_module("a.b.c.w") == ("two.b.c.w",)
     assert table.to_module("aXb.w") == ("aXb.w",)  # the dot of a template is a dot
-    assert LAYERS.stack_index("model.layers.0.experts.01.up.weight") is None  # one slice has one name
+    assert LAYERS.slice_of("model.layers.0.experts.01.up.weight") is None  # one slice has one name
 
 
 @pytest.mark.parametrize(
@@ -77,6 +86,7 @@ def test_first_rule_wins_and_parts_do_not_cross_dots():
         lambda: Split("a.{x}", ("b.{x}", "c")),
         lambda: Stack("a.{x}", "b.{x}"),
         lambda: Stack("a.{index}", "b.{index}"),
+        lambda: Stack(("a.{index}", "b"), "c"),
     ],
 )
 def test_a_rule_without_a_way_back_is_refused(make):
