@@ -20,6 +20,7 @@ from cuformers.checkpoint.resolve import folder_patterns, resolve_folder
 from cuformers.generation.config import GenerationConfig
 from cuformers.models.config import ModelConfig
 from cuformers.models.registry import find
+from cuformers.nn.moe import Experts, Router
 from cuformers.nn.norm import RMSNorm
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -188,5 +189,8 @@ def _initializer(std: float) -> Any:
             module.weight.normal_(0.0, std, generator=generator)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
+        elif isinstance(module, (Router, Experts)):
+            for parameter in module.parameters(recurse=False):
+                parameter.normal_(0.0, std, generator=generator)
 
     return init

@@ -157,11 +157,8 @@ class WeightMap:
 
     def slice_of(self, name: str) -> Slice | None:
         """Which part of a stack the file's tensor `name` is; None where it is a whole tensor or several."""
-        found = self._of_file(name)
-        if found is None or not isinstance(found[0], Stack):
-            return None
-        rule, values, part = found
-        return Slice(int(values["index"]), part, len(rule.files))
+        rule, values, part = self._of_file(name) or (None, {}, 0)
+        return Slice(int(values["index"]), part, len(rule.files)) if isinstance(rule, Stack) else None
 
 
 def _files(rule: Rule) -> tuple[str, ...]:

@@ -13,11 +13,14 @@ from cuformers.kernels.attention_plan import OP as ATTENTION_PLAN
 from cuformers.kernels.attention_plan import AttentionPlan
 from cuformers.kernels.chunk_attention import OP as CHUNK_ATTENTION
 from cuformers.kernels.decode_attention import OP as DECODE_ATTENTION
+from cuformers.kernels.experts import OP as EXPERTS
 from cuformers.kernels.gated_linear import GATED_ACTIVATION, GATED_LINEAR
 from cuformers.kernels.invariant_linear import INVARIANT_GATED_LINEAR, INVARIANT_LINEAR
 from cuformers.kernels.linear import OP as LINEAR
 from cuformers.kernels.logprobs import OP as LOGPROBS
 from cuformers.kernels.logprobs import Logprobs
+from cuformers.kernels.moe_route import OP as MOE_ROUTE
+from cuformers.kernels.moe_route import Routes
 from cuformers.kernels.norm import ADD_RMS_NORM, RMS_NORM, RMS_NORM_ADD
 from cuformers.kernels.op import Choice, Op, Problem
 from cuformers.kernels.paged_attention import OP as PAGED_ATTENTION
@@ -37,6 +40,8 @@ OPS: tuple[Op, ...] = (
     GATED_ACTIVATION,
     INVARIANT_LINEAR,
     INVARIANT_GATED_LINEAR,
+    MOE_ROUTE,
+    EXPERTS,
     ROPE_CACHE,
     ATTENTION_PLAN,
     PAGED_ATTENTION,
@@ -66,6 +71,8 @@ class Kernels:
     gated_activation: Callable[..., Tensor]
     invariant_linear: Callable[..., Tensor]
     invariant_gated_linear: Callable[..., Tensor]
+    moe_route: Callable[..., Routes]
+    experts: Callable[..., Tensor]
     rope_cache: Callable[..., tuple[Tensor, Tensor, Tensor]]
     attention_plan: Callable[..., AttentionPlan]
     paged_attention: Callable[..., Tensor]

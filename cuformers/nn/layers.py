@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from cuformers.kernels.linear import rides
 from cuformers.nn.attention.block import Attention
 from cuformers.nn.mlp import GatedMLP
+from cuformers.nn.moe import MoE
 from cuformers.nn.norm import RMSNorm
 from cuformers.nn.step import Step
 
@@ -15,7 +16,9 @@ class PreNormLayer(nn.Module):
     `residual_scale` is Granite's multiplier of what a block adds to the stream.
     """
 
-    def __init__(self, attn: Attention, mlp: GatedMLP, hidden: int, eps: float, residual_scale: float = 1.0) -> None:
+    def __init__(
+        self, attn: Attention, mlp: GatedMLP | MoE, hidden: int, eps: float, residual_scale: float = 1.0
+    ) -> None:
         super().__init__()
         self.self_attn = attn
         self.mlp = mlp

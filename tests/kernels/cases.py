@@ -13,6 +13,7 @@ from cuformers.kernels.prepare import ChunkPlan
 from .attention_cases import attentions, decodes, plans, ropes
 from .chunk_cases import chunks
 from .judge import Call, Case, poisoned, randn
+from .moe_cases import mixtures, routes
 from .speculate_cases import lookups, spreads, trapped
 
 
@@ -148,7 +149,7 @@ def all_cases() -> list[Case]:
     """Every case that is compared by relative error."""
     linear = [*norms(), *linears(), *invariants(), *activations()]
     steps = [*advances(), *prepares(), *lookups(), *trapped(), *spreads()]
-    return [*linear, *ropes(), *plans(), *attentions(), *decodes(), *chunks(), *steps]
+    return [*linear, *routes(), *mixtures(), *ropes(), *plans(), *attentions(), *decodes(), *chunks(), *steps]
 
 
 @dataclass(frozen=True)

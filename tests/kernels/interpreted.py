@@ -6,6 +6,7 @@ import torch
 from .cases import all_cases, check_sampling
 from .judge import Case, check
 from .logprobs_cases import check_logprobs
+from .moe_cases import SMALL, ExpertShape, check_gradients
 from .penalty_cases import check_penalties
 
 CPU = torch.device("cpu")
@@ -16,6 +17,8 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts that the interpreter, slow by the program, can walk through, with several splits of everything."""
     from cuformers.kernels.attention_plan import triton as plan
     from cuformers.kernels.chunk_attention import triton as chunks
+    from cuformers.kernels.experts import few
+    from cuformers.kernels.experts.config import FewConfig
     from cuformers.kernels.linear import skinny
     from cuformers.kernels.linear.config import FMA_ROWS, SkinnyConfig
     from cuformers.kernels.logprobs import triton as logprobs
@@ -28,6 +31,8 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
         return SkinnyConfig(8, 256, 1, 4) if T <= FMA_ROWS else SkinnyConfig(16, 32, 4, 4)
 
     monkeypatch.setattr(skinny, "config", cut)
+    monkeypatch.setattr(few, "few_up", lambda *_: FewConfig(16, 256, 4))
+    monkeypatch.setattr(few, "few_down", lambda *_: FewConfig(16, 256, 4, at_once=2))
     monkeypatch.setattr(attention, "config", lambda N, *_, **__: attention.AttentionConfig(16, 4, 2, N < 3))
     monkeypatch.setattr(plan, "ROWS_AT_ONCE", 16)
     monkeypatch.setattr(chunks, "config", lambda _, group, *__: chunks.ChunkConfig(64 if group > 32 else 32, 32, 4, 2))
@@ -83,3 +88,9 @@ def test_logprobs_match_the_reference(num_tokens: int, top: int, dtype: torch.dt
 )
 def test_penalties_match_the_reference(num_tokens: int, longest: int, dtype: torch.dtype) -> None:
     check_penalties(num_tokens, longest, dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+def test_gradients_of_the_experts_are_the_references(shape: ExpertShape, dtype: torch.dtype) -> None:
+    check_gradients(shape, dtype, CPU)

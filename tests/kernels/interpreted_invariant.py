@@ -9,6 +9,7 @@ from cuformers.kernels.norm_args import Norm
 from .invariance import Operands, check_cuts, check_numbers_of_rows
 from .invariant_ops import Heads, check_attention, check_rope, check_rows, nearly
 from .judge import error
+from .moe_cases import ExpertShape, check_alone, check_invariant_gradients
 
 CPU = torch.device("cpu")
 
@@ -82,3 +83,11 @@ def test_rotation_with_and_without_a_cache() -> None:
 
 def test_ops_that_work_a_row_at_a_time() -> None:
     check_rows(torch.float32, CPU, nearly, (1, 9), 300, 40)
+
+
+def test_a_token_does_not_depend_on_the_tokens_beside_it() -> None:
+    check_alone(ExpertShape(70, 5, 2, 48, 40, activation="relu"), torch.float32, CPU, nearly)
+
+
+def test_gradients_of_routed_experts() -> None:
+    check_invariant_gradients(ExpertShape(9, 5, 2, 48, 40), CPU)

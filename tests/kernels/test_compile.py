@@ -28,13 +28,20 @@ POINTERS |= dict.fromkeys(("sampled", "tokens", "eos"), "*i64")
 POINTERS |= {"above_ptr": "*i32", "ranks_ptr": "*i32", "bests_ptr": "*fp32", "chosen_ptr": "*fp32"}
 POINTERS |= {f"{name}_ptr": "*i32" for name in ("history", "prompts", "least")}
 POINTERS |= {f"{name}_ptr": "*fp32" for name in ("repetition", "frequency", "presence", "bias", "scores")}
+POINTERS |= {f"{name}_ptr": "*bf16" for name in ("h", "gate_up", "grad", "weighted", "a", "b")}
+POINTERS |= {f"{name}_ptr": "*i32" for name in ("before", "tiles", "order", "places")}
+POINTERS |= {f"{name}_ptr": "*fp32" for name in ("weights", "weight_grad")}
 POINTERS |= {"eos_ptr": "*i64", "bias_ids_ptr": "*i64"}
 STATE = "rows positions lengths slots limits block_tables history"
 PLAN = "bounds starts reached final out_positions out_reached out_slots out_lengths out_last out_rows"
 POINTERS |= dict.fromkeys(f"{STATE} {PLAN}".split(), "*i32") | {"out_tokens": "*i64"}
 POINTERS |= dict.fromkeys(("drafts", "emitted", "matches"), "*i64") | {"out_tables": "*i32"}
 FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap")
-ORDINARY = {"attention_plan.triton.plan_kernel"}
+ORDINARY = {
+    "attention_plan.triton.plan_kernel",
+    "experts.gradient_kernel.gate_gradient_kernel",
+    "experts.gradient_kernel.weight_gradient_kernel",
+}
 """Kernels that are no part of a chain: launched without PDL."""
 
 
@@ -64,6 +71,10 @@ PRODUCT = {"BLOCK_K": 64, "GROUP": 8, "TMA": True, "UPCAST": False, "BIAS": True
 SPLIT = {"SPLITS": 38, "CANDIDATES": 64, "SHIFT": 16}
 LOGPROBS = {"GROUPS": 4748, "GROUP": 32}
 LIKELIEST = LOGPROBS | {"SPLITS": 38, "SPLITS_BLOCK": 64, "FAMILY_BITS": 8}
+SORT = {"CHUNK": 64, "STEP": 32, "BLOCK_E": 128}
+GROUPED = {"N": 768, "K": 2048, "ACTIVATION": "none", "STAGES": 3, "UPCAST": False}
+GATED_UP = {"TOP_K": 8, "TRANSPOSED": False, "ACTIVATION": "silu"}
+FMA_CUT = {"BLOCK_N": 2, "BLOCK_K": 1024, "COPIES": 1}
 DRAFTS = {"K": 4, "BLOCK_K": 8}
 BUILDS = [
     Build("norm.triton._norm_kernel", {"H": 1000, "BLOCK": 1024, "ADD": "before"}),
@@ -141,6 +152,36 @@ BUILDS = [
     Build("speculate.lookup_kernel.follow_kernel", DRAFTS | {"SHARES": 13, "BLOCK_SHARES": 16}, 1),
     Build("speculate.spread_kernel.spread_kernel", DRAFTS | {"PAGE": 64, "GROUPS": 2, "BLOCK": 1024}),
     Build("speculate.accept_kernel.accept_kernel", DRAFTS | {"PAGE": 64, "GROUPS": 2, "EOS_BLOCK": 4}, 1),
+    Build("moe_route.triton.route_kernel", {"TOP_K": 8, "BLOCK_E": 128, "BLOCK_K": 8, "NORMALISE": True}, 1),
+    Build("experts.order_kernel.count_kernel", SORT),
+    Build("experts.order_kernel.tile_kernel", {"BLOCK_M": 16, "BLOCK_E": 128, "SPAN": 32}, 8),
+    Build("experts.order_kernel.place_kernel", SORT),
+    Build("experts.grouped_kernel.grouped_kernel", GROUPED | {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128} | GATED_UP),
+    Build("experts.grouped_kernel.grouped_kernel", GROUPED | {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64} | GATED_UP),
+    Build(
+        "experts.grouped_kernel.grouped_kernel",
+        GROUPED | {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "TOP_K": 0, "TRANSPOSED": False, "STAGES": 2},
+        8,
+    ),
+    Build(
+        "experts.grouped_kernel.grouped_kernel",
+        GROUPED | {"N": 100, "K": 50, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64, "TOP_K": 2, "TRANSPOSED": True},
+    ),
+    Build(
+        "experts.grouped_kernel.combine_kernel", {"TOP_K": 8, "BLOCK": 512, "WEIGHTED": True, "RESIDUAL": True}
+    ),
+    Build("experts.few_kernel.up_kernel", FMA_CUT | {"K": 2048, "CHUNKS": 2, "TOP_K": 8, "ACTIVATION": "silu"}),
+    Build(
+        "experts.few_kernel.down_kernel",
+        {"K": 768, "BLOCK_N": 4, "BLOCK_K": 256, "CHUNKS": 3, "COPIES": 4, "TOP_K": 8, "AT_ONCE": 5, "RESIDUAL": True},
+    ),
+    Build("experts.gradient_kernel.gate_gradient_kernel", {"BLOCK": 1024, "ACTIVATION": "gelu_tanh"}),
+    Build(
+        "experts.gradient_kernel.weight_gradient_kernel",
+        {"M": 2048, "N": 768, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "TOP_K_A": 8, "TOP_K_B": 0}
+        | {"STAGES": 2, "UPCAST": False},
+        8,
+    ),
     Build("prepare.triton.prepare_kernel", {"PAGE": 64, "BLOCK": 128, "STEPS": 6, "GROUPS": 2}),
 ]
 
@@ -163,6 +204,8 @@ def compiled(build: Build, capability: int) -> tuple[str, str]:
     if constants.get("TMA"):
         for operand, block in (("x", "BLOCK_M"), ("w", "BLOCK_N"), ("w2", "BLOCK_N")):
             signature[f"{operand}_ptr"] = f"tensordesc<bf16[{constants[block]},{constants['BLOCK_K']}]>"
+    if build.kernel.startswith(("moe_route.", "experts.")) and "ids_ptr" in signature:
+        signature["ids_ptr"] = "*i32"
     if name == "pick_kernel":
         signature["out_ptr"] = "*i64"
     aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t[0] == "*" or t == "i32"}

@@ -14,6 +14,7 @@ from .chunk_cases import ChunkShape, chunk, chunks
 from .invariance import Operands, check_cuts, check_numbers_of_rows
 from .judge import Call, Case, check, error, triton_kernels
 from .logprobs_cases import check_logprobs
+from .moe_cases import SMALL, ExpertShape, check_alone, check_gradients, choices, mixtures, operands
 from .penalty_cases import check_penalties
 from .speculate_cases import LookupShape, lookups, on, repeating, speculate, trapped
 
@@ -23,6 +24,14 @@ pytestmark = [
 ]
 GPU = torch.device("cuda", 0)
 QWEN3_06B = [(T, K, N) for T in (1, 2, 4, 8, 16, 64) for K, N in ((1024, 4096), (2048, 1024), (3072, 1024))]
+REAL_EXPERTS = (
+    *(ExpertShape(T, 32, 8, 2048, 768) for T in (1, 4, 5, 64, 600)),
+    *(ExpertShape(T, 32, 8, 2048, 768, "first") for T in (2, 9, 2000)),
+    ExpertShape(2, 3, 2, 4096, 14336),
+    ExpertShape(50, 3, 2, 4096, 14336),
+    ExpertShape(3000, 40, 1, 512, 192, "one"),
+    ExpertShape(33, 60, 4, 2048, 1408, "few"),
+)
 REAL = [
     *norms(((1, 1024), (64, 4096), (3, 5120))),
     *linears((*QWEN3_06B, (1, 4096, 6144), (2, 12288, 4096), (8, 12288, 512), (1, 1024, 151936), (3, 896, 4864))),
@@ -48,6 +57,7 @@ REAL = [
             DecodeShape(AttentionShape((900, 16), 14, 2, 64), 64),
         )
     ),
+    *mixtures(REAL_EXPERTS),
     *trapped(4096),
     *lookups(
         (
@@ -96,6 +106,50 @@ def test_logprobs_match_the_reference(num_tokens: int, top: int, dtype: torch.dt
 @pytest.mark.parametrize("num_tokens, longest", [(40, 150), (50_257, 3000), (151_936, 40_000), (262_144, 500)])
 def test_penalties_match_the_reference(num_tokens: int, longest: int, dtype: torch.dtype) -> None:
     check_penalties(num_tokens, longest, dtype, GPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [*SMALL, ExpertShape(3000, 32, 8, 1024, 768), ExpertShape(700, 16, 4, 2048, 1408, "few", "gelu_tanh")],
+    ids=str,
+)
+def test_gradients_of_the_experts_are_the_references(shape: ExpertShape, dtype: torch.dtype) -> None:
+    check_gradients(shape, dtype, GPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [ExpertShape(70, 5, 2, 48, 40), ExpertShape(600, 32, 8, 2048, 768)], ids=str)
+def test_a_tokens_bits_do_not_depend_on_the_tokens_beside_it(shape: ExpertShape, dtype: torch.dtype) -> None:
+    check_alone(shape, dtype, GPU, torch.equal)
+
+
+@pytest.mark.parametrize("T", [1, 4, 6, 64, 500])
+def test_one_graph_serves_any_routing(T: int) -> None:
+    """Random, all tokens to the same experts, and back; the sort and the tiles follow the logits on the device."""
+    from cuformers.kernels.experts.reference import experts
+    from cuformers.kernels.moe_route.reference import moe_route
+
+    torch.manual_seed(0)
+    kernels, shape = triton_kernels(torch.bfloat16), ExpertShape(T, 60, 4, 512, 192)
+    x, gate_up, down, _, _, residual = operands(shape, torch.bfloat16, GPU)
+    logits = torch.randn(T, 60, device=GPU, dtype=torch.bfloat16)
+
+    def run() -> torch.Tensor:
+        routes = kernels.moe_route(logits * 1, 4, normalise=True)
+        return kernels.experts(x, gate_up, down, *routes, "silu", residual=residual)
+
+    graph, out = _captured(run)
+    for routing in ("first", "random", "few", "first", "random"):
+        ids = choices(shape._replace(routing=routing)).to(GPU).long()
+        logits.copy_(torch.randn(T, 60, device=GPU)).scatter_add_(1, ids, torch.full_like(ids, 20).bfloat16())
+        graph.replay()
+        routes = moe_route(logits, 4, normalise=True)
+        assert torch.equal(routes.ids.long().sort(1).values, ids.sort(1).values)
+        assert error(out, experts(x, gate_up, down, *routes, "silu", residual=residual)) < 1.5e-2
+        again = out.clone()
+        graph.replay()
+        assert torch.equal(out, again)
 
 
 def test_rows_do_not_depend_on_the_values_beside_them() -> None:

@@ -39,6 +39,7 @@ _LLAMA3 = _rope(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
 )
 _SCALES = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaConfig", {}),
@@ -73,6 +74,24 @@ FAMILIES: dict[str, Family] = {
     "smollm3": Family("SmolLM3Config", {}),
     "smollm3-window": Family("SmolLM3Config", {"use_sliding_window": True, "sliding_window": 8}),
     "granite": Family("GraniteConfig", _SCALES),
+    "mixtral": Family("MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-window": Family("MixtralConfig", {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": 8}),
+    "qwen2_moe": Family("Qwen2MoeConfig", {**_EXPERTS, "shared_expert_intermediate_size": 40, "norm_topk_prob": True}),
+    "qwen2_moe-sparse-window": Family(
+        "Qwen2MoeConfig",
+        {**_EXPERTS, "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2, "qkv_bias": False}
+        | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3},
+    ),
+    "qwen3_moe": Family("Qwen3MoeConfig", {**_EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+    "qwen3_moe-window-sparse": Family(
+        "Qwen3MoeConfig",
+        {**_EXPERTS, "head_dim": 16, "mlp_only_layers": [1], "attention_bias": True}
+        | {"use_sliding_window": True, "sliding_window": 8},
+    ),
+    "olmoe": Family("OlmoeConfig", {"num_experts": 7, "num_experts_per_tok": 3}),
+    "olmoe-clipped": Family(
+        "OlmoeConfig", {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.7, "norm_topk_prob": True}
+    ),
 }
 
 
@@ -82,6 +101,13 @@ def tiny_config(name: str) -> Any:
 
     family = FAMILIES[name]
     return getattr(transformers, family.config)(**{**COMMON, **family.options})
+
+
+def with_head_dim(raw: dict[str, Any]) -> dict[str, Any]:
+    """A configuration of transformers with the head_dim that Mixtral's leaves open: None means what the sizes give."""
+    if "head_dim" in raw and raw["head_dim"] is None:
+        return {**raw, "head_dim": raw["hidden_size"] // raw["num_attention_heads"]}
+    return raw
 
 
 def tiny_model(name: str, seed: int = 0) -> Any:

@@ -13,7 +13,7 @@ from cuformers.auto.config import AutoConfig
 from cuformers.auto.model import build
 from cuformers.models.registry import find, specs
 from models.checkpoints import folder
-from models.families import FAMILIES
+from models.families import FAMILIES, with_head_dim
 
 REAL = sorted((SHARED / "data/configs/hf").glob("*/config.json"))
 QUANTIZED = sorted((SHARED / "data/configs/quantized").glob("*config.json"))
@@ -167,7 +167,7 @@ def test_older_files_are_completed_as_by_transformers(name: str, tmp_path: Path)
             rope[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention")
         )
     ours = AutoConfig.from_pretrained(write(tmp_path, json.dumps(raw))).to_dict()
-    theirs = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    theirs = with_head_dim(transformers.AutoConfig.from_pretrained(tmp_path).to_dict())
     for key in ("layer_types", "no_rope_layers", "rope_parameters", "head_dim", "num_key_value_heads"):
         assert key not in theirs or ours[key] == theirs[key], key
 

@@ -4,7 +4,7 @@ Not the number of rows, nor a row's place, nor how its keys were computed (whole
 cache), nor whether gradients are asked for changes a bit of a result. Products are the invariant ones; every attention
 is `chunk_attention` with one walk over the keys; all other ops work a row at a time, in the same way for any number of
 rows. Inference and training share one table: where a gradient is asked for, the values stay and the backward pass
-computes the reference anew.
+computes the reference anew. Experts are the sorted tiles of `experts`, of one size for any number of tokens.
 """
 
 from collections.abc import Callable
@@ -24,6 +24,8 @@ REPLACED: dict[str, tuple[str, str, frozenset[Mode]]] = {
     "add_rms_norm": ("invariant.rows", "add_rms_norm", BOTH),
     "rms_norm_add": ("invariant.rows", "rms_norm_add", BOTH),
     "gated_activation": ("invariant.rows", "gated_activation", BOTH),
+    "moe_route": ("invariant.experts", "moe_route", BOTH),
+    "experts": ("invariant.experts", "experts", BOTH),
     "logprobs": ("invariant.rows", "logprobs", BOTH),
     "rope_cache": ("invariant.rope", "rope_cache", BOTH),
     "attention_plan": ("invariant.attention", "attention_plan", INFER),

@@ -1,0 +1,105 @@
+"""How the experts' products are cut: by shapes only, as a captured graph serves any routing."""
+
+from typing import NamedTuple
+
+import torch
+
+FEW_TOKENS = 4
+"""Up to this many tokens each has its experts to itself: hardly any two share one, and nothing is sorted."""
+SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+"""Shared memory that a program may have, KiB, by compute capability; 99 on the others."""
+SPARE = 4
+"""KiB of it that are left for reductions and barriers."""
+
+
+class GroupedConfig(NamedTuple):
+    """How a grouped product is cut."""
+
+    block_m: int
+    """Rows of one expert; 16, 32, 64 or 128."""
+    block_n: int
+    """Outputs per program."""
+    block_k: int
+    """Columns per step of the K loop."""
+    num_warps: int
+    stages: int
+    """Steps of the K loop in flight."""
+
+
+class FewConfig(NamedTuple):
+    """How the product of few tokens is cut."""
+
+    block_n: int
+    """Outputs per program."""
+    block_k: int
+    """Columns per chunk."""
+    num_warps: int
+    at_once: int = 1
+    """Experts whose weights are asked for together."""
+
+    @property
+    def copies(self) -> int:
+        """Rows of x that a program loads: see `linear.config.SkinnyConfig`."""
+        return self.block_n if self.block_k <= 256 else 1
+
+
+def rows_of_tile(pairs: int, num_experts: int, dtype: torch.dtype) -> int:
+    """block_m for so many (token, choice) pairs: near what an expert gets if all get the same.
+
+    Example:
+        >>> rows_of_tile(64 * 8, 128, torch.bfloat16), rows_of_tile(16384 * 8, 128, torch.bfloat16)
+        (16, 128)
+    """
+    share = pairs / num_experts
+    most = 128 if dtype.itemsize == 2 else 32
+    return min(most, 16 if share <= 16 else 64 if share <= 256 else 128)
+
+
+def grouped(block_m: int, *, gated: bool, dtype: torch.dtype, on: tuple[int, int] | None) -> GroupedConfig:
+    """The cut of a product of tiles of block_m rows, on a GPU of capability `on`."""
+    if dtype.itemsize == 4:
+        return GroupedConfig(block_m, 32, 32, 4, 2)
+    if block_m <= 32:
+        wanted = GroupedConfig(block_m, 32 if gated else 64, 128, 4, 4)
+    elif block_m == 64:
+        wanted = GroupedConfig(64, 64 if gated else 128, 64, 4, 4)
+    else:
+        wanted = GroupedConfig(128, 128 if gated else 256, 64, 8, 4)
+    if on not in SHARED and block_m == 128:
+        wanted = wanted._replace(block_n=wanted.block_n // 2)
+    width = wanted.block_n * (2 if gated else 1)
+    stage = (block_m + width) * wanted.block_k * dtype.itemsize
+    room = (SHARED.get(on or (9, 0), 99) - SPARE) * 1024
+    return wanted._replace(stages=max(1, min(wanted.stages, room // stage)))
+
+
+def gradient(dtype: torch.dtype, on: tuple[int, int] | None) -> GroupedConfig:
+    """The cut of the weights' gradients, whose K loop goes over an expert's rows."""
+    if dtype.itemsize == 4:
+        return GroupedConfig(32, 32, 32, 4, 2)
+    return GroupedConfig(128, 128, 64, 8, 4 if on in SHARED else 2)
+
+
+def few_up(N: int, K: int, pairs: int, num_sms: int) -> FewConfig:
+    """The cut of h [pairs, N] from K columns, gate and up: at most 128 bytes of 2-byte weights a thread."""
+    num_warps = 4 if K <= 4096 else 8
+    block_n = 1
+    while -(-N // (2 * block_n)) * pairs >= 5 * num_sms and 16 * block_n * K <= 128 * 32 * num_warps:
+        block_n *= 2
+    return FewConfig(block_n, min(256 * num_warps, power_of_two(K)), num_warps)
+
+
+def few_down(K: int, top_k: int) -> FewConfig:
+    """The cut of y from K columns of each of top_k experts.
+
+    Up to 2048 columns a warp has a weight row to itself; the weights of as many experts as make 256 bytes a thread
+    are in flight together.
+    """
+    block_n, block_k, num_warps = (4, 256, 4) if K <= 2048 else (1, 1024, 4) if K <= 8192 else (1, 2048, 8)
+    each = 2 * K * block_n // (32 * num_warps)
+    return FewConfig(block_n, block_k, num_warps, max(1, min(top_k, 256 // each)))
+
+
+def power_of_two(n: int) -> int:
+    """The least one that is not below n."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,84 @@
+"""Launches of the grouped products."""
+
+import torch
+import triton
+from torch import Tensor
+
+from cuformers.cuda.device import capability
+from cuformers.kernels.experts.config import GroupedConfig
+from cuformers.kernels.experts.config import gradient as gradient_config
+from cuformers.kernels.experts.config import grouped as grouped_config
+from cuformers.kernels.experts.gradient_kernel import weight_gradient_kernel
+from cuformers.kernels.experts.grouped_kernel import combine_kernel, grouped_kernel
+from cuformers.kernels.experts.order import Order
+from cuformers.kernels.launch import interpreted, pdl
+
+COMBINE_BLOCK = 512
+"""Columns per program of `combine_kernel`."""
+
+
+def grouped(
+    x: Tensor,
+    weight: Tensor,
+    order: Order,
+    block_m: int,
+    *,
+    top_k: int = 0,
+    transposed: bool = False,
+    activation: str = "none",
+    cut: GroupedConfig | None = None,
+) -> Tensor:
+    """Each sorted row by its expert's weight [E, N, K]: y [P, N].
+
+    Args:
+        x: [P, K], sorted; or [T, K] with `top_k` above 0.
+        block_m: that `order` was made for.
+        top_k: choices of a token.
+        transposed: the weight is [E, K, N].
+        activation: other than "none", the weight is [E, 2N, K], gate rows first, and y is act(gate) * up.
+        cut: overrides the rule, for tuning.
+    """
+    gated, (_, K) = activation != "none", x.shape
+    N = weight.shape[2] if transposed else weight.shape[1] // 2 if gated else weight.shape[1]
+    cut = cut or grouped_config(block_m, gated=gated, dtype=x.dtype, on=capability(x.device))
+    assert cut.block_m == block_m, "the tiles have block_m rows"
+    y = torch.empty(len(order.order), N, dtype=x.dtype, device=x.device)
+    options = {"num_warps": cut.num_warps, **pdl(x.device)}
+    grouped_kernel[(len(order.tiles) * triton.cdiv(N, cut.block_n),)](
+        x, weight, order.order, order.tiles, y,
+        N=N, K=K, BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, TOP_K=top_k, TRANSPOSED=transposed,
+        ACTIVATION=activation, STAGES=cut.stages, UPCAST=interpreted(), **options,
+    )  # fmt: skip
+    return y
+
+
+def combine(
+    y: Tensor, order: Order, top_k: int, weights: Tensor | None, residual: Tensor | None = None, scale: float = 1.0
+) -> Tensor:
+    """residual + scale * the sum of each token's rows of y [P, H], weighted by weights [T, top_k]: [T, H]."""
+    P, H = y.shape
+    out = torch.empty(P // top_k, H, dtype=y.dtype, device=y.device)
+    combine_kernel[(P // top_k, triton.cdiv(H, COMBINE_BLOCK))](
+        y, order.places, y if weights is None else weights, y if residual is None else residual, out, float(scale), H,
+        TOP_K=top_k, BLOCK=COMBINE_BLOCK, WEIGHTED=weights is not None, RESIDUAL=residual is not None,
+        **pdl(y.device),
+    )  # fmt: skip
+    return out
+
+
+def weight_gradient(
+    a: Tensor, b: Tensor, order: Order, *, top_k_a: int = 0, top_k_b: int = 0, cut: GroupedConfig | None = None
+) -> Tensor:
+    """For each expert the sum over its rows of a's row [M] times b's row [N]: [E, M, N].
+
+    a and b are sorted, [P, M] and [P, N], or by token where their top_k is above 0.
+    """
+    cut = cut or gradient_config(a.dtype, capability(a.device))
+    E, M, N = len(order.bounds) - 1, a.shape[1], b.shape[1]
+    out = torch.empty(E, M, N, dtype=a.dtype, device=a.device)
+    weight_gradient_kernel[(E * triton.cdiv(M, cut.block_m) * triton.cdiv(N, cut.block_n),)](
+        a, b, order.order, order.bounds, out,
+        M=M, N=N, BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, TOP_K_A=top_k_a, TOP_K_B=top_k_b,
+        STAGES=cut.stages, UPCAST=interpreted(), **{"num_warps": cut.num_warps},
+    )  # fmt: skip
+    return out

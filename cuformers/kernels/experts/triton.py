@@ -1,0 +1,61 @@
+"""The experts' product: weight rows streamed for few tokens, sorted tiles on tensor cores for more."""
+
+import torch
+from torch import Tensor
+
+from cuformers.kernels.activation import activation_function
+from cuformers.kernels.experts import few
+from cuformers.kernels.experts.config import FEW_TOKENS, rows_of_tile
+from cuformers.kernels.experts.gradient import Mixture
+from cuformers.kernels.experts.grouped import combine, grouped
+from cuformers.kernels.experts.order import sort_pairs
+
+
+def experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    activation: str,
+    *,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """See the package."""
+    activation_function(activation)  # refuses an unknown name
+    assert x.dtype == gate_up.dtype == down.dtype, "x and the experts share one dtype"
+    assert weights.dtype == torch.float32 and ids.dtype == torch.int32, "weights are float32, ids are int32"
+    x, gate_up, down, weights, ids = (t.contiguous() for t in (x, gate_up, down, weights, ids))
+    if not len(x):
+        return x if residual is None else x + residual
+    operands = (x, gate_up, down, weights)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*operands, residual)):
+        y: Tensor = Mixture.apply(*operands, ids, activation)  # type: ignore[assignment]
+        y = y if scale == 1.0 else y * scale
+        return y if residual is None else y + residual
+    x, gate_up, down, weights = (t.detach() for t in operands)
+    residual = None if residual is None else residual.detach().contiguous()
+    if len(x) <= FEW_TOKENS:
+        h = few.up(x, gate_up, ids, activation)
+        return few.down(h, down, weights, ids, residual, scale)
+    return sorted_experts(
+        x, gate_up, down, weights, ids, activation, residual, scale, rows_of_tile(ids.numel(), len(down), x.dtype)
+    )
+
+
+def sorted_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    activation: str,
+    residual: Tensor | None,
+    scale: float,
+    block_m: int,
+) -> Tensor:
+    """The same by tiles of block_m rows, without gradients; all operands are contiguous, and there is a token."""
+    order = sort_pairs(ids, len(down), block_m)
+    h = grouped(x, gate_up, order, block_m, top_k=ids.shape[1], activation=activation)
+    return combine(grouped(h, down, order, block_m), order, ids.shape[1], weights, residual, scale)

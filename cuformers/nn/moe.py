@@ -1,0 +1,103 @@
+"""The mixture-of-experts block: a router picks a few gated feed-forward blocks for each token (arXiv 1701.06538)."""
+
+import torch
+from torch import Tensor, nn
+
+from cuformers.base.errors import bad_argument
+from cuformers.nn.kernel_module import KernelModule
+from cuformers.nn.mlp import ACTIVATIONS, GatedMLP
+from cuformers.nn.norm import RMSNorm
+from cuformers.nn.project import project
+
+
+class Router(KernelModule):
+    """One logit for each expert."""
+
+    def __init__(self, hidden_size: int, num_experts: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, E]."""
+        return self.ops.linear(x, self.weight)
+
+
+class Experts(nn.Module):
+    """The weights of all experts, each kind in one tensor, under the names that Transformers has in memory."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, num_experts: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+
+
+class MoE(KernelModule):
+    """Stands where a GatedMLP would: the same call, the same meaning of norm, residual and scale.
+
+    Args:
+        top_k: experts of a token.
+        normalise: a token's weights are divided by their sum.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        hidden_act: str,
+        *,
+        num_experts: int,
+        top_k: int,
+        normalise: bool,
+    ) -> None:
+        super().__init__()
+        if hidden_act not in ACTIVATIONS:
+            raise bad_argument("hidden_act", hidden_act, f"one of {sorted(ACTIVATIONS)}")
+        self.activation = ACTIVATIONS[hidden_act]
+        self.top_k = top_k
+        self.normalise = normalise
+        self.gate = Router(hidden_size, num_experts)
+        self.experts = Experts(hidden_size, intermediate_size, num_experts)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
+        overwrite: bool = False,
+    ) -> Tensor:
+        """residual + scale * moe(norm(x)): [T, H] -> [T, H]; the residual's memory is never taken."""
+        del overwrite
+        return self._mix(x if norm is None else norm(x), residual, scale)
+
+    def _mix(self, h: Tensor, residual: Tensor | None, scale: float) -> Tensor:
+        """residual + scale * moe(h)."""
+        routes = self.ops.moe_route(self.gate(h), self.top_k, normalise=self.normalise)
+        gate_up, down = self.experts.gate_up_proj, self.experts.down_proj
+        return self.ops.experts(h, gate_up, down, *routes, self.activation, residual=residual, scale=scale)
+
+
+class SharedMoE(MoE):
+    """The same with one more block that every token goes through, as far as a gate of its own opens (Qwen2-MoE)."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        hidden_act: str,
+        *,
+        num_experts: int,
+        top_k: int,
+        normalise: bool,
+        shared_size: int,
+    ) -> None:
+        super().__init__(
+            hidden_size, intermediate_size, hidden_act, num_experts=num_experts, top_k=top_k, normalise=normalise
+        )
+        self.shared_expert = GatedMLP(hidden_size, shared_size, hidden_act)
+        self.shared_expert_gate = nn.Linear(hidden_size, 1, bias=False)
+
+    def _mix(self, h: Tensor, residual: Tensor | None, scale: float) -> Tensor:
+        opening = project(self.ops, h, (self.shared_expert_gate,)).sigmoid()
+        return torch.addcmul(super()._mix(h, residual, scale), opening, self.shared_expert(h), value=scale)
