@@ -1,5 +1,7 @@
 """Launches for one to four tokens."""
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -14,12 +16,8 @@ def up(x: Tensor, gate_up: Tensor, ids: Tensor, activation: str, cut: FewConfig 
     P, K, N = ids.numel(), x.shape[1], gate_up.shape[1] // 2
     cut = cut or few_up(N, K, P, sms(x.device))
     h = torch.empty(P, N, dtype=x.dtype, device=x.device)
-    options = {"num_warps": cut.num_warps, "num_stages": 1, **pdl(x.device)}
-    up_kernel[(triton.cdiv(N, cut.block_n), P)](
-        x, gate_up, ids, h, N,
-        K=K, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, CHUNKS=triton.cdiv(K, cut.block_k), COPIES=cut.copies,
-        TOP_K=ids.shape[1], ACTIVATION=activation, **options,
-    )  # fmt: skip
+    flags: dict[str, Any] = {"TOP_K": ids.shape[1], "ACTIVATION": activation}
+    up_kernel[triton.cdiv(N, cut.block_n), P](x, gate_up, ids, h, N, **flags, **_options(cut, K, x.device))
     return h
 
 
@@ -36,10 +34,12 @@ def down(
     (T, top_k), (_, N, K) = ids.shape, weight.shape
     cut = cut or few_down(K, top_k)
     y = torch.empty(T, N, dtype=h.dtype, device=h.device)
-    options = {"num_warps": cut.num_warps, "num_stages": 1, **pdl(h.device)}
-    down_kernel[(triton.cdiv(N, cut.block_n), T)](
-        h, weight, ids, weights, y if residual is None else residual, y, N, float(scale),
-        K=K, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, CHUNKS=triton.cdiv(K, cut.block_k), COPIES=cut.copies,
-        TOP_K=top_k, AT_ONCE=cut.at_once, RESIDUAL=residual is not None, **options,
-    )  # fmt: skip
+    flags: dict[str, Any] = {"TOP_K": top_k, "AT_ONCE": cut.at_once, "RESIDUAL": residual is not None}
+    operands = (h, weight, ids, weights, y if residual is None else residual, y, N, float(scale))
+    down_kernel[triton.cdiv(N, cut.block_n), T](*operands, **flags, **_options(cut, K, h.device))
     return y
+
+
+def _options(cut: FewConfig, K: int, device: torch.device) -> dict[str, Any]:
+    blocks = {"K": K, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "CHUNKS": triton.cdiv(K, cut.block_k)}
+    return {**blocks, "COPIES": cut.copies, "num_warps": cut.num_warps, "num_stages": 1, **pdl(device)}

@@ -1,5 +1,7 @@
 """The experts' product with gradients: every product of the backward pass is a grouped one too."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -55,8 +57,7 @@ def _through_gate(
     """(gradient of gate and up [P, 2I], weighted act(gate) * up [P, I], gradient of the weights [T, k])."""
     P, I = grad.shape
     opened_grad, weighted, weight_grad = torch.empty_like(opened), torch.empty_like(grad), torch.empty_like(weights)
-    gate_gradient_kernel[(P,)](
-        opened, grad, order.order, weights, opened_grad, weighted, weight_grad, I,
-        BLOCK=BLOCK, ACTIVATION=activation,
-    )  # fmt: skip
-    return opened_grad, weighted, weight_grad
+    constants: dict[str, Any] = {"BLOCK": BLOCK, "ACTIVATION": activation}
+    results = (opened_grad, weighted, weight_grad)
+    gate_gradient_kernel[(P,)](opened, grad, order.order, weights, *results, I, **constants)
+    return results

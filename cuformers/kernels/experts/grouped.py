@@ -1,5 +1,7 @@
 """Launches of the grouped products."""
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -43,12 +45,10 @@ def grouped(
     cut = cut or grouped_config(block_m, gated=gated, dtype=x.dtype, on=capability(x.device))
     assert cut.block_m == block_m, "the tiles have block_m rows"
     y = torch.empty(len(order.order), N, dtype=x.dtype, device=x.device)
-    options = {"num_warps": cut.num_warps, **pdl(x.device)}
-    grouped_kernel[(len(order.tiles) * triton.cdiv(N, cut.block_n),)](
-        x, weight, order.order, order.tiles, y,
-        N=N, K=K, BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, TOP_K=top_k, TRANSPOSED=transposed,
-        ACTIVATION=activation, STAGES=cut.stages, UPCAST=interpreted(), **options,
-    )  # fmt: skip
+    flags: dict[str, Any] = {"N": N, "K": K, "TOP_K": top_k, "TRANSPOSED": transposed, "ACTIVATION": activation}
+    operands = (x, weight, order.order, order.tiles, y)
+    grid = (len(order.tiles) * triton.cdiv(N, cut.block_n),)
+    grouped_kernel[grid](*operands, **flags, **_options(cut), **pdl(x.device))
     return y
 
 
@@ -58,11 +58,11 @@ def combine(
     """residual + scale * the sum of each token's rows of y [P, H], weighted by weights [T, top_k]: [T, H]."""
     P, H = y.shape
     out = torch.empty(P // top_k, H, dtype=y.dtype, device=y.device)
-    combine_kernel[(P // top_k, triton.cdiv(H, COMBINE_BLOCK))](
-        y, order.places, y if weights is None else weights, y if residual is None else residual, out, float(scale), H,
-        TOP_K=top_k, BLOCK=COMBINE_BLOCK, WEIGHTED=weights is not None, RESIDUAL=residual is not None,
-        **pdl(y.device),
-    )  # fmt: skip
+    flags: dict[str, Any] = {"WEIGHTED": weights is not None, "RESIDUAL": residual is not None}
+    flags |= {"TOP_K": top_k, "BLOCK": COMBINE_BLOCK, **pdl(y.device)}
+    given = (y if weights is None else weights, y if residual is None else residual)
+    grid = (P // top_k, triton.cdiv(H, COMBINE_BLOCK))
+    combine_kernel[grid](y, order.places, *given, out, float(scale), H, **flags)
     return out
 
 
@@ -76,9 +76,12 @@ def weight_gradient(
     cut = cut or gradient_config(a.dtype, capability(a.device))
     E, M, N = len(order.bounds) - 1, a.shape[1], b.shape[1]
     out = torch.empty(E, M, N, dtype=a.dtype, device=a.device)
-    weight_gradient_kernel[(E * triton.cdiv(M, cut.block_m) * triton.cdiv(N, cut.block_n),)](
-        a, b, order.order, order.bounds, out,
-        M=M, N=N, BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, TOP_K_A=top_k_a, TOP_K_B=top_k_b,
-        STAGES=cut.stages, UPCAST=interpreted(), **{"num_warps": cut.num_warps},
-    )  # fmt: skip
+    flags: dict[str, Any] = {"M": M, "N": N, "TOP_K_A": top_k_a, "TOP_K_B": top_k_b, **_options(cut)}
+    grid = (E * triton.cdiv(M, cut.block_m) * triton.cdiv(N, cut.block_n),)
+    weight_gradient_kernel[grid](a, b, order.order, order.bounds, out, **flags)
     return out
+
+
+def _options(cut: GroupedConfig) -> dict[str, Any]:
+    blocks = {"BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "STAGES": cut.stages}
+    return {**blocks, "UPCAST": interpreted(), "num_warps": cut.num_warps}
