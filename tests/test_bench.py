@@ -86,3 +86,21 @@ def test_the_floor_counts_each_key_and_weight() -> None:
         want = max(arithmetic, streamed) + key_bytes / limits.bytes_per_second + (products + attention) / limits.flops
         assert floor_seconds(model, TINY, limits) == pytest.approx(want, rel=1e-12)
         assert (streamed > arithmetic) == (limits is SLOW)
+
+
+def test_of_experts_the_floor_counts_those_that_are_chosen() -> None:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("qwen3_moe", **COMMON, **sizes), dtype="bfloat16", device_map="cpu", seed=0
+    )
+    layers = sum(p.numel() for p in model.model.layers.parameters())
+    experts = COMMON["num_hidden_layers"] * 6 * 3 * COMMON["hidden_size"] * 24
+    head = COMMON["vocab_size"] * COMMON["hidden_size"]
+    one, two = (Work(prompts=[[5]] * rows, new_tokens=[2] * rows) for rows in (1, 2))
+    streams = Rates(bytes_per_second=1.0, flops=1e30)
+    keys = COMMON["num_hidden_layers"] * 2 * 2 * 16 * 2 * 2  # of two positions, read by one step
+    assert floor_seconds(model, one, streams) == pytest.approx(2 * (layers - experts / 2 + head) + keys)
+    assert floor_seconds(model, two, streams) == pytest.approx(2 * (layers - experts / 4 + head) + 2 * keys)
+    computes = floor_seconds(model, one, Rates(bytes_per_second=1e30, flops=1.0))
+    attention = COMMON["num_hidden_layers"] * 4 * 4 * 16
+    assert computes == pytest.approx(2 * 2 * (layers - experts / 2) + 2 * 2 * head + attention)

@@ -136,8 +136,8 @@ class Computing(BatchedGeneration, CausalLM):
 
     def train(self, mode: bool = True) -> Self:
         """Switches between training and inference, and to the kernels of that mode."""
-        drops = {"attention_dropout": self.config.attention_dropout, **self.config.extra}
-        for name in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
+        drops = {**vars(self.config), **self.config.extra}
+        for name in ("attention_dropout", "resid_pdrop", "embd_pdrop", "router_jitter_noise"):
             if mode and drops.get(name):
                 remedy = "Load the model with it set to 0.0: nothing here is dropped at random."
                 raise bad_argument(f"config.{name}", drops[name], "0 in training", remedy)

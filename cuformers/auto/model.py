@@ -8,16 +8,18 @@ from torch import Tensor, nn
 
 from cuformers.auto.computing import Computing
 from cuformers.auto.generate import generate
-from cuformers.auto.output import CausalLMOutputWithPast
+from cuformers.auto.output import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
 from cuformers.base.errors import bad_argument
 from cuformers.checkpoint.atomic import write_json_atomic
 from cuformers.checkpoint.save import save_weights
 from cuformers.generation.config import GenerationConfig
 from cuformers.models.config import ModelConfig
 from cuformers.models.config_checks import check_config
+from cuformers.models.moe_config import MoEConfig
 from cuformers.models.spec import ModelSpec
-from cuformers.nn.flatten import flatten, restore
+from cuformers.nn.flatten import FlatBatch, flatten, restore
 from cuformers.nn.loss import next_token_loss
+from cuformers.nn.moe import balancing_loss, recorded_logits
 from cuformers.nn.step import full_step
 
 
@@ -39,9 +41,10 @@ class PreTrainedModel(Computing):
         *,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
+        output_router_logits: bool | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast | tuple[Any, ...]:
         """Logits, and the next-token loss where labels are given.
 
         Args:
@@ -51,6 +54,8 @@ class PreTrainedModel(Computing):
             labels: [B, S]; -100 is ignored. They are shifted inside.
             logits_to_keep: only so many last positions get logits; 0 means all.
             num_items_in_batch: what the summed loss is divided by; None means the labels that count.
+            output_router_logits: of a mixture of experts: the routers' logits and their balancing loss too, which joins
+                the loss with the weight config.router_aux_loss_coef. None does as the config says.
             use_cache: True is refused: `generate` keeps its cache in the engine.
             return_dict: False returns a tuple.
         """
@@ -64,15 +69,36 @@ class PreTrainedModel(Computing):
         batch = flatten(input_ids.to(self.device), attention_mask, position_ids)
         self.model.rotary.reserve(batch.max_position + 1, self.device)
         step = full_step(batch.positions, batch.lengths, self.backend)
-        hidden = self.model(batch.tokens, step)
+        with recorded_logits(self.model, self._wants_routers(output_router_logits)) as routed:
+            hidden = self.model(batch.tokens, step)
         if logits_to_keep:
             kept = restore(hidden, batch)[:, -logits_to_keep:]
             logits = self.logits(kept.flatten(0, 1)).unflatten(0, kept.shape[:2])
         else:
             logits = restore(self.logits(hidden), batch)
         loss = None if labels is None else next_token_loss(logits, labels, num_items_in_batch)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits)
+        output = self._output(loss, logits, routed, batch)
         return output.to_tuple() if return_dict is False else output
+
+    def _wants_routers(self, asked: bool | None) -> bool:
+        config = self.config
+        if asked and not isinstance(config, MoEConfig):
+            raise bad_argument("output_router_logits", asked, f"False for {config.model_type!r}, which has no experts")
+        return isinstance(config, MoEConfig) and (config.output_router_logits if asked is None else asked)
+
+    def _output(
+        self, loss: Tensor | None, logits: Tensor, routed: list[Tensor], batch: FlatBatch
+    ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast:
+        config = self.config
+        if not isinstance(config, MoEConfig):
+            return CausalLMOutputWithPast(loss=loss, logits=logits)
+        if not routed:
+            return MoeCausalLMOutputWithPast(loss=loss, logits=logits)
+        balance = balancing_loss(routed, config.num_experts_per_tok)
+        if loss is not None:
+            loss = loss + config.router_aux_loss_coef * balance.to(loss.device)
+        shown = tuple(restore(one, batch).flatten(0, 1) for one in routed)
+        return MoeCausalLMOutputWithPast(loss=loss, aux_loss=balance, logits=logits, router_logits=shown)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Continues prompts: see `cuformers.auto.generate.generate` for the arguments."""

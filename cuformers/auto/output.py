@@ -17,3 +17,19 @@ class CausalLMOutputWithPast(ModelOutput):
     """[B, S, vocab] in the model's dtype; zeros where padding stood."""
     past_key_values: None = None
     """Always None: the cache belongs to the engine, which `generate` runs on."""
+
+
+@dataclass(eq=False)
+class MoeCausalLMOutputWithPast(ModelOutput):
+    """The same of a mixture of experts."""
+
+    loss: Tensor | None = None
+    """Scalar, float32; with the balancing loss where routers were asked for."""
+    aux_loss: Tensor | None = None
+    """The balancing loss of all layers before its coefficient, scalar, float32."""
+    logits: Tensor | None = None
+    """[B, S, vocab] in the model's dtype; zeros where padding stood."""
+    past_key_values: None = None
+    """Always None, as above."""
+    router_logits: tuple[Tensor, ...] | None = None
+    """Of each layer with experts [B * S, E]; zeros where padding stood."""

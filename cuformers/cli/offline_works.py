@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuformers.cuda.rates import Rates
+from cuformers.nn.moe import MoE
 
 if TYPE_CHECKING:
     from cuformers.auto.model import PreTrainedModel
@@ -46,14 +47,30 @@ WORKS: Mapping[str, Callable[..., Work]] = {"even": even, "mixed": mixed}
 
 def floor_seconds(model: "PreTrainedModel", work: Work, rates: Rates) -> float:
     """The least time for a work, all of it running from the start: see docs/continuous-batching.md for the formula."""
-    head = model.lm_head.weight
-    total = sum(p.numel() for p in model.model.layers.parameters())
-    steps, tokens = max(work.new_tokens) - 1, sum(work.new_tokens)  # the prompts give the first tokens
+    head, layers = model.lm_head.weight, _LayerWeights(model)
+    active, tokens = layers.read_by(1), sum(work.new_tokens)
+    running = [sum(new > step for new in work.new_tokens) for step in range(1, max(work.new_tokens))]
     keys = sum(_key_bytes(model, len(p), new) for p, new in zip(work.prompts, work.new_tokens))
-    weights = 2 * ((tokens - len(work.prompts)) * total + tokens * head.numel()) / rates.flops
-    weights = max(weights, steps * (total + head.numel()) * head.element_size() / rates.bytes_per_second)
-    prefill = sum(2 * total * len(p) + _attention_flops(model, len(p)) for p in work.prompts)
+    # The prompts give the first tokens.
+    weights = 2 * ((tokens - len(work.prompts)) * active + tokens * head.numel()) / rates.flops
+    read = sum(layers.read_by(rows) + head.numel() for rows in running)
+    weights = max(weights, read * head.element_size() / rates.bytes_per_second)
+    prefill = sum(2 * active * len(p) + _attention_flops(model, len(p)) for p in work.prompts)
     return keys / rates.bytes_per_second + weights + prefill / rates.flops
+
+
+class _LayerWeights:
+    """The layers' parameters, and how many of them are used: of experts, those that are chosen."""
+
+    def __init__(self, model: "PreTrainedModel") -> None:
+        blocks = [m for m in model.model.layers.modules() if isinstance(m, MoE)]
+        sizes = [sum(p.numel() for p in block.experts.parameters()) for block in blocks]
+        self.experts = [(size, b.top_k / len(b.experts.down_proj)) for size, b in zip(sizes, blocks)]
+        self.others = sum(p.numel() for p in model.model.layers.parameters()) - sum(sizes)
+
+    def read_by(self, rows: int) -> float:
+        """Parameters that so many tokens use together, if each chooses its experts at random."""
+        return self.others + sum(size * (1 - (1 - share) ** rows) for size, share in self.experts)
 
 
 def _key_bytes(model: "PreTrainedModel", prompt: int, new: int) -> int:

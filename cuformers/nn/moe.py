@@ -1,5 +1,8 @@
 """The mixture-of-experts block: a router picks a few gated feed-forward blocks for each token (arXiv 1701.06538)."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -101,3 +104,31 @@ class SharedMoE(MoE):
     def _mix(self, h: Tensor, residual: Tensor | None, scale: float) -> Tensor:
         opening = project(self.ops, h, (self.shared_expert_gate,)).sigmoid()
         return torch.addcmul(super()._mix(h, residual, scale), opening, self.shared_expert(h), value=scale)
+
+
+@contextmanager
+def recorded_logits(model: nn.Module, wanted: bool = True) -> Iterator[list[Tensor]]:
+    """What the model's routers say while the context is open, layer by layer: [T, E] each; nothing if not wanted."""
+    found: list[Tensor] = []
+
+    def record(module: nn.Module, args: object, logits: Tensor) -> None:
+        found.append(logits)
+
+    routers = [m for m in model.modules() if isinstance(m, Router)] if wanted else []
+    hooks = [router.register_forward_hook(record) for router in routers]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def balancing_loss(logits: Sequence[Tensor], top_k: int) -> Tensor:
+    """E times the sum over experts of their share of the choices times their mean probability (arXiv 2101.03961, 2.2).
+
+    Means are over all tokens and layers. Logits [T, E] of each layer; a float32 scalar, top_k where all is balanced.
+    """
+    rows = torch.cat([one.to(logits[0].device) for one in logits]).float()
+    probabilities = rows.softmax(dim=-1)
+    chosen = torch.zeros_like(rows).scatter_(1, probabilities.topk(top_k, dim=-1).indices, 1.0)
+    return (chosen.mean(0) * probabilities.mean(0)).sum() * rows.shape[1]
