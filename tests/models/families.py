@@ -83,7 +83,7 @@ FAMILIES: dict[str, Family] = {
         | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3},
     ),
     "qwen3_moe": Family("Qwen3MoeConfig", {**_EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
-    "qwen3_moe-window-sparse": Family(
+    "qwen3_moe-window": Family(
         "Qwen3MoeConfig",
         {**_EXPERTS, "head_dim": 16, "mlp_only_layers": [1], "attention_bias": True}
         | {"use_sliding_window": True, "sliding_window": 8},
