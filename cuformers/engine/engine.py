@@ -12,6 +12,7 @@ from threading import RLock
 import torch
 
 from cuformers.cuda import memory
+from cuformers.engine.cache_dtype import wants_fp8
 from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed
 from cuformers.engine.draft_model import check_draft, page_bytes
 from cuformers.engine.launch import launch
@@ -21,6 +22,7 @@ from cuformers.engine.planner import WATERMARK, Planner
 from cuformers.engine.profile import step_bytes
 from cuformers.engine.request import Drafts, Finish, Request
 from cuformers.engine.runner import Runner
+from cuformers.kernels.cache_scales import FP8
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.cache import CacheLayout, PagedCache, layout
 from cuformers.nn.decoder import CausalLM
@@ -43,6 +45,7 @@ class Engine:
         draft: CausalLM | None = None,
         watermark: float = WATERMARK,
         host_bytes: int = 0,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         """
         Args:
@@ -55,13 +58,17 @@ class Engine:
             watermark: share of the cache that a new request leaves free where others run.
             host_bytes: of the host's memory, to keep the keys of requests that give way to others; without, or where
                 they do not fit, they are computed anew.
+            kv_cache_dtype: of the cache: "auto", the model's own, or "fp8_e4m3" ("fp8"), half the bytes. Prompts that
+                `backend` computes see their own keys as they were before they were rounded: their tokens may differ
+                from those of a prompt that is computed in chunks or found in the cache.
 
         Raises:
-            ValueError: the small model can't guess for this one.
+            ValueError: the small model can't guess for this one; fp8 is not possible here.
         """
         if draft is not None:
             check_draft(draft, model)
         self.model, self.backend, self.draft = model, backend, draft
+        self.fp8_cache = wants_fp8(kv_cache_dtype, self._models)
         self.device = model.lm_head.weight.device
         self.use_graphs = use_graphs
         self.lag = LAG if self.device.type == "cuda" else 0
@@ -215,7 +222,7 @@ class Engine:
         """
         groups = self._layout()
         page = self._page_bytes(groups)
-        page += 0 if self.draft is None else page_bytes(self.draft, PAGE_SIZE)
+        page += 0 if self.draft is None else page_bytes(self.draft, PAGE_SIZE, self.fp8_cache)
         held = self.runner.cache_bytes if self.runner else 0
         free = memory.free_bytes(self.device) + held
         need = needed(requests, groups, page, free)
@@ -226,7 +233,8 @@ class Engine:
     def beside_cache(self, capacity: Capacity) -> int:
         """Bytes to leave free beside the cache: twice what the largest step takes, as captured steps have their own."""
         self.runner = None
-        return 2 * step_bytes(self.model, self.backend, capacity, self._layout(), self.max_batch_tokens)
+        sizes = (capacity, self._layout(), self.max_batch_tokens)
+        return 2 * step_bytes(self.model, self.backend, *sizes, fp8_cache=self.fp8_cache)
 
     def configure(self, need: Capacity) -> None:
         """Makes the buffers hold at least so much. What runs is computed anew where they have to be made anew."""
@@ -247,6 +255,7 @@ class Engine:
             page_size=PAGE_SIZE,
             draft=self.draft,
             host_places=self._host_places,
+            fp8_cache=self.fp8_cache,
         )
 
     def release(self) -> None:
@@ -303,7 +312,8 @@ class Engine:
         return self.host_bytes // self._page_bytes(self._layout())
 
     def _page_bytes(self, groups: CacheLayout) -> int:
-        spec, dtype = self.model.model.attention_specs[0], self.model.lm_head.weight.dtype
+        spec = self.model.model.attention_specs[0]
+        dtype = FP8 if self.fp8_cache else self.model.lm_head.weight.dtype
         return PagedCache.page_bytes(groups.size, spec.num_kv_heads, spec.head_dim, PAGE_SIZE, dtype)
 
     def _layout(self) -> CacheLayout:
