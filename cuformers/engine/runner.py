@@ -95,8 +95,7 @@ class Runner:
         self.table = idle_rows(capacity, len(layout.windows), page_size, self.device)
         model.model.rotary.reserve(capacity.length, self.device)
         pool = {"num_pages": capacity.pages, "page_size": page_size, "length": capacity.length}
-        pool["fp8_cache"] = fp8_cache
-        self.draft = None if draft is None else DraftModel(draft, layout, **pool)
+        self.draft = None if draft is None else DraftModel(draft, layout, fp8_cache=fp8_cache, **pool)
         self._capture_backend = backend is None or backend.can_capture(model.attention_problem)
         self._plans: dict[StepSize, Tensor] = {}
         self._graphs: dict[tuple[StepSize, Mode, bool], graphs.CapturedGraph[Output]] = {}
