@@ -11,6 +11,7 @@ from cuformers.auto.batching.methods import BatchedGeneration
 from cuformers.base.errors import bad_argument
 from cuformers.checkpoint.needs import Placement
 from cuformers.cuda.device import capability
+from cuformers.engine.cache_dtype import wants_fp8
 from cuformers.engine.engine import Engine
 from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import Kernels, select
@@ -24,7 +25,7 @@ from cuformers.nn.offload import Offload
 from cuformers.nn.rows import lay_in_rows
 from cuformers.nn.spread import Spread
 
-_OWN = ("engine", "assisted_engine", "_batching")
+_OWN = ("engine", "other_engine", "_batching")
 """Attributes that refer to this model, and that it makes when they are first used."""
 
 
@@ -70,20 +71,23 @@ class Computing(BatchedGeneration, CausalLM):
         backend = self.backend if self._attention_wanted is not None else None
         return Engine(self, backend, use_graphs=False if self._movers else None)
 
-    def engine_with(self, assistant: "Computing | None") -> Engine:
-        """The engine whose tokens an assistant guesses; the last assistant's is kept. None: the engine without one.
+    def engine_with(self, assistant: "Computing | None" = None, kv_cache_dtype: str = "auto") -> Engine:
+        """The engine whose tokens an assistant guesses, or whose cache is fp8; the last of these is kept.
+
+        Without either it is the usual engine, which keeps buffers of its own.
 
         Raises:
-            ValueError: it can't guess for this model.
+            ValueError: the assistant can't guess for this model; fp8 is not possible here.
         """
-        if assistant is None:
+        fp8 = wants_fp8(kv_cache_dtype, [self])
+        if assistant is None and not fp8:
             return self.engine
-        kept: Engine | None = self.__dict__.get("assisted_engine")
-        if kept is None or kept.draft is not assistant:
+        kept: Engine | None = self.__dict__.get("other_engine")
+        if kept is None or kept.draft is not assistant or kept.fp8_cache != fp8:
             usual = self.engine
-            use_graphs = False if assistant._movers else usual.use_graphs
-            kept = Engine(self, usual.backend, use_graphs=use_graphs, draft=assistant)
-            self.__dict__["assisted_engine"] = kept
+            use_graphs = False if assistant is not None and assistant._movers else usual.use_graphs
+            kept = Engine(self, usual.backend, use_graphs=use_graphs, draft=assistant, kv_cache_dtype=kv_cache_dtype)
+            self.__dict__["other_engine"] = kept
         return kept
 
     def set_attn_implementation(self, name: str | None) -> None:
@@ -94,7 +98,7 @@ class Computing(BatchedGeneration, CausalLM):
         """
         backend = self._choose_backend(name, self.ops)
         self._attention_wanted = None if self.deterministic else name
-        self._forget("engine", "assisted_engine")
+        self._forget("engine", "other_engine")
         self.__dict__["backend"] = backend
 
     def set_kernels(self, want: str = "auto") -> None:
@@ -126,7 +130,7 @@ class Computing(BatchedGeneration, CausalLM):
         backend = self._choose_backend(self._attention_wanted, ops)
         set_kernels(self, ops)
         self._deterministic = on
-        self._forget("engine", "assisted_engine")
+        self._forget("engine", "other_engine")
         self.__dict__["backend"] = backend
         self.destroy_cached_continuous_batching_manager()
 
@@ -176,7 +180,7 @@ class Computing(BatchedGeneration, CausalLM):
     def settle(self) -> None:
         """Chooses layout, kernels and attention for where the weights are now; after every move."""
         lay_in_rows(self)
-        self._forget("backend", "engine", "assisted_engine")
+        self._forget("backend", "engine", "other_engine")
         self._select(self._kernels_wanted)
 
     def _select(self, want: str) -> None:

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import torch
 
+from cuformers.kernels.linear.config import fma_config
+
 FEW_TOKENS = 4
 """Up to this many tokens each has its experts to itself: hardly any two share one, and nothing is sorted."""
 SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
@@ -39,7 +41,7 @@ class FewConfig(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """Rows of x that a program loads: see `linear.config.SkinnyConfig`."""
+        """Rows of x that a program loads: see `linear.config.FmaConfig`."""
         return self.block_n if self.block_k <= 256 else 1
 
 
@@ -81,12 +83,8 @@ def gradient(dtype: torch.dtype, on: tuple[int, int] | None) -> GroupedConfig:
 
 
 def few_up(N: int, K: int, pairs: int, num_sms: int) -> FewConfig:
-    """The cut of h [pairs, N] from K columns, gate and up: at most 128 bytes of 2-byte weights a thread."""
-    num_warps = 4 if K <= 4096 else 8
-    block_n = 1
-    while -(-N // (2 * block_n)) * pairs >= 5 * num_sms and 16 * block_n * K <= 128 * 32 * num_warps:
-        block_n *= 2
-    return FewConfig(block_n, min(256 * num_warps, power_of_two(K)), num_warps)
+    """The cut of h [pairs, N] from K columns: that of one gated product as large as all pairs' together."""
+    return FewConfig(*fma_config(N * pairs, K, 1, gated=True, num_sms=num_sms))
 
 
 def few_down(K: int, top_k: int) -> FewConfig:

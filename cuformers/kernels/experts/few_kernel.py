@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from cuformers.kernels.activation_triton import activate
-from cuformers.kernels.linear.skinny_kernel import _dot_row, _row_chunks, _weight_chunks
+from cuformers.kernels.linear.fma_kernel import _dot_row, _row_chunks, _weight_chunks
 
 
 @triton.jit
