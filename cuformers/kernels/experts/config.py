@@ -67,19 +67,27 @@ def grouped(block_m: int, *, gated: bool, dtype: torch.dtype, on: tuple[int, int
         wanted = GroupedConfig(64, 64 if gated else 128, 64, 4, 4)
     else:
         wanted = GroupedConfig(128, 128 if gated else 256, 64, 8, 4)
-    if on not in SHARED and block_m == 128:
-        wanted = wanted._replace(block_n=wanted.block_n // 2)
-    width = wanted.block_n * (2 if gated else 1)
-    stage = (block_m + width) * wanted.block_k * dtype.itemsize
-    room = (SHARED.get(on or (9, 0), 99) - SPARE) * 1024
-    return wanted._replace(stages=max(1, min(wanted.stages, room // stage)))
+    return _fitted(wanted, 2 if gated else 1, on)
 
 
 def gradient(dtype: torch.dtype, on: tuple[int, int] | None) -> GroupedConfig:
     """The cut of the weights' gradients, whose K loop goes over an expert's rows."""
     if dtype.itemsize == 4:
         return GroupedConfig(32, 32, 32, 4, 2)
-    return GroupedConfig(128, 128, 64, 8, 4 if on in SHARED else 2)
+    return _fitted(GroupedConfig(128, 256, 64, 8, 4), 1, on)
+
+
+def _fitted(wanted: GroupedConfig, outputs: int, on: tuple[int, int] | None) -> GroupedConfig:
+    """As many stages, and on small cards as many outputs, as the shared memory holds; 2-byte elements.
+
+    Args:
+        outputs: matrices that block_n outputs are made of: 2 for gate and up.
+    """
+    if on is not None and on not in SHARED and wanted.block_m == 128:
+        wanted = wanted._replace(block_n=wanted.block_n // 2)
+    stage = (wanted.block_m + wanted.block_n * outputs) * wanted.block_k * 2
+    room = (SHARED.get(on or (9, 0), 99) - SPARE) * 1024
+    return wanted._replace(stages=max(1, min(wanted.stages, room // stage)))
 
 
 def few_up(N: int, K: int, pairs: int, num_sms: int) -> FewConfig:

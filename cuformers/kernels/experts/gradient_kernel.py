@@ -62,7 +62,9 @@ def weight_gradient_kernel(
     n = tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     start, stop = tl.load(bounds_ptr + expert), tl.load(bounds_ptr + expert + 1)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for first in tl.range(start, stop, BLOCK_K, num_stages=STAGES):
+    # A gathered row is known one step after its index: Triton then keeps half as many tiles as it is told.
+    GATHERS: tl.constexpr = TOP_K_A > 0 or TOP_K_B > 0
+    for first in tl.range(start, stop, BLOCK_K, num_stages=2 * STAGES - 1 if GATHERS else STAGES):
         row = first + tl.arange(0, BLOCK_K)
         a = _rows(a_ptr, row, stop, m, order_ptr, M, TOP_K_A)
         b = _rows(b_ptr, row, stop, n, order_ptr, N, TOP_K_B)
