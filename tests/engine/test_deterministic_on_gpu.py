@@ -28,6 +28,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 2}, "float16"),
     "gemma2": ("gemma2", {"sliding_window": 100, "query_pre_attn_scalar": 64}, "bfloat16"),
     "olmo2": ("olmo2", {}, "bfloat16"),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "norm_topk_prob": True},
+        "bfloat16",
+    ),
     "llama-float32": ("llama", {"attention_bias": True}, "float32"),
 }
 LENGTHS = (5, 50, 64, 130, 300, 700, 1)

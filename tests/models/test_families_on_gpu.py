@@ -61,8 +61,28 @@ def test_what_a_hook_holds_is_not_overwritten(tmp_path: Path) -> None:
     assert all(torch.equal(kept, copy) for kept, copy in held)
 
 
-def test_gradients_in_evaluation_mode_are_whole(tmp_path: Path) -> None:
-    tiny_model("qwen3").save_pretrained(tmp_path)
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
+def test_gradients_of_mixtures_are_transformers(name: str, tmp_path: Path) -> None:
+    """The experts' kernels train; the rest is plain PyTorch."""
+    oracle = tiny_model(name).train()
+    oracle.save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32", device_map="cuda").train()
+    chosen = {choice.op: choice.implementation.name for choice in model.kernels()}
+    assert chosen["experts"] == "triton"
+    ids = torch.randint(3, 128, (3, 30), generator=torch.Generator().manual_seed(2))
+    options = {"output_router_logits": True}
+    expected = oracle(ids, labels=ids, **options).loss
+    found = model(ids.cuda(), labels=ids.cuda(), **options).loss
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=0)
+    (expected + found.cpu()).backward()
+    for parameter, p in oracle.named_parameters():
+        error = (model.get_parameter(parameter).grad.cpu() - p.grad).norm() / p.grad.norm()
+        assert error < 1e-3, f"{parameter}: {error:.1e}"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_moe"])
+def test_gradients_in_evaluation_mode_are_whole(name: str, tmp_path: Path) -> None:
+    tiny_model(name).save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32", device_map="cuda")
     ids = torch.randint(3, 128, (2, 30), device="cuda")
     model(ids, labels=ids).loss.backward()

@@ -26,6 +26,8 @@ SIZES: dict[str, Any] = {
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "qwen2_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    | {"shared_expert_intermediate_size": 40, "decoder_sparse_step": 2},
     "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 16},
 }
 

@@ -15,10 +15,10 @@ from tests.models.families import tiny_model
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen3", "qwen2_moe"])
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     path = tmp_path_factory.mktemp("tiny")
-    tiny_model("qwen3").save_pretrained(path)
+    tiny_model(request.param).save_pretrained(path)
     return path
 
 
