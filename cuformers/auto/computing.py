@@ -155,7 +155,7 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
         if not self.lm_head.weight.is_meta:
             try:
                 self._select(self._kernels_wanted)
-            except ValueError:  # a hub kernel that fails in this mode
+            except (ValueError, ImportError):  # a hub kernel that can't be had, or fails, in this mode
                 super().train(before)
                 raise
         return self
@@ -191,7 +191,13 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
         """Chooses layout, kernels and attention for where the weights are now; after every move."""
         lay_in_rows(self)
         self._forget("backend", "engine", "assisted_engine")
-        self._select(self._kernels_wanted)
+        try:
+            self._select(self._kernels_wanted)
+        except (ValueError, ImportError):
+            if self._layers_wanted is not None:  # a hub kernel that fails here: the moved model works without it
+                self._use_kernels = False
+                self._select(self._kernels_wanted)
+            raise
 
     def _select(self, want: str) -> None:
         set_kernels(self, self._table(want, self.deterministic, self._layers_wanted))

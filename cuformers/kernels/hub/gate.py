@@ -58,7 +58,8 @@ def check(
         BackwardMissing: mode is "train", and no gradient comes back.
         ValueError: a wrong shape, dtype or number, an input that was written, or the kernel's own failure.
     """
-    return max(_check_sample(kernel, plain, sample, dtype, mode) for sample in samples(layer, uses, device, dtype))
+    with torch.inference_mode(False), torch.set_grad_enabled(mode == "train"):
+        return max(_check_sample(kernel, plain, sample, dtype, mode) for sample in samples(layer, uses, device, dtype))
 
 
 def _check_sample(
@@ -128,8 +129,9 @@ def samples(layer: Layer, uses: Uses, device: torch.device, dtype: torch.dtype) 
         if layer.kind == "norm":
             for width, eps in uses.norms:
                 weight = random(width) + 1
-                yield Sample(tensors=(random(rows, width), weight), numbers=(eps,))
-                yield Sample(tensors=(random(rows, 3, width), weight), numbers=(eps,))  # heads
+                for x in (random(rows, width), random(rows, 3, width)):  # hidden states, heads
+                    x[-1] *= eps**0.5 if rows > 1 else 1.0  # so small that epsilon counts
+                    yield Sample(tensors=(x, weight), numbers=(eps,))
         elif layer.kind == "rotary":
             for heads, kv_heads, head_dim, rot in uses.rotations:
                 angles = torch.rand(rows, rot // 2, generator=torch.Generator().manual_seed(rows)) * 6.283
