@@ -76,6 +76,29 @@ class WrongBackwardNorm(nn.Module):
         return _WrongGradient.apply(normed(self, hidden_states))
 
 
+class _InPlace(torch.autograd.Function):
+    """Writes its input's gradient over its output's, as LigerRMSNorm does."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return normed(type("Module", (), {"weight": weight, "variance_epsilon": eps}), x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = (t.detach().requires_grad_() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            y = normed(type("Module", (), {"weight": weight, "variance_epsilon": ctx.eps}), x)
+        dx, dw = torch.autograd.grad(y, (x, weight), grad)
+        return grad.copy_(dx), dw, None
+
+
+class InPlaceBackwardNorm(nn.Module):
+    def forward(self, hidden_states):
+        return _InPlace.apply(hidden_states, self.weight, self.variance_epsilon)
+
+
 class WrongNorm(nn.Module):
     def forward(self, hidden_states):
         return normed(self, hidden_states) * 1.01

@@ -149,6 +149,18 @@ def test_gradients_of_a_hub_layer_are_right(folder: Path) -> None:
         torch.testing.assert_close(b.grad, a.grad, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "olmo2", "phi3"])
+def test_a_backward_pass_may_write_over_its_gradient(name: str, folder: Path) -> None:
+    """Nobody else reads it: the residual stream has a gradient of its own."""
+    plain, hub = model_of(name).train(), model_of(name).train()
+    hub.set_use_kernels(True, local(folder, RMSNorm="InPlaceBackwardNorm"))
+    for model in (plain, hub):
+        model(IDS, labels=IDS).loss.backward()
+    for (parameter, a), b in zip(plain.named_parameters(), hub.parameters()):
+        assert a.grad is not None
+        torch.testing.assert_close(b.grad, a.grad, rtol=1e-3, atol=1e-5, msg=parameter)
+
+
 @pytest.mark.parametrize("layer", ["InferenceNorm", "SilentNorm"])
 def test_without_a_backward_pass_training_keeps_ours(layer: str, folder: Path, capsys: Any) -> None:
     model = model_of()

@@ -50,7 +50,10 @@ def _with_norm(table: Functions, norm: Callable[[Tensor, Tensor, float], Tensor]
         return rms_norm(s, *args), s  # type: ignore[arg-type]
 
     def rms_norm_add(x: Tensor, residual: Tensor, *args: Tensor | float) -> Tensor:
-        return residual + rms_norm(x, *args)  # type: ignore[arg-type]
+        y = rms_norm(x, *args)  # type: ignore[arg-type]
+        if y.requires_grad:  # the addition hands one gradient to both, and a backward pass may write into its own
+            y.register_hook(torch.clone)
+        return residual + y
 
     def norm_first(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def call(x: Tensor, *args: object, norm: Norm | None = None, **kwargs: object) -> Tensor:

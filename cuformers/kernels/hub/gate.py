@@ -1,8 +1,8 @@
 """Before a model gets somebody's kernel, it is compared with the specification, on inputs of the model's own shapes.
 
-The measure is the error beside |expected| + rms(expected), element by element, with the expected values computed in
-float64 and the kernel given what Transformers would give it. The limits leave room for an implementation that rounds
-to its dtype after every operation, as Transformers' own modules do, and for nothing else.
+The measure is the error beside |expected| + rms(expected), element by element and row by row, with the expected values
+computed in float64 and the kernel given what Transformers would give it. The limits leave room for an implementation
+that rounds to its dtype after every operation, as Transformers' own modules do, and for nothing else.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +18,8 @@ from cuformers.kernels.op import Mode
 LIMIT = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Greatest error of a value: some four roundings of the dtype; float32 leaves room for approximate instructions."""
 ROWS = (1, 5, 33)
+MANY = 1 << 22
+"""Elements of one more input on a GPU, where kernels may take another way for many rows."""
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, NotImplementedError, IndexError)
 """What calling a kernel that does not fit raises; a CUDA error is a RuntimeError."""
 
@@ -109,7 +111,7 @@ def _error(out: Tensor, wanted: Tensor, dtype: torch.dtype, what: str, given: tu
             f"{tuple(wanted.shape)} in {dtype}"
         )
     wanted = wanted.detach()
-    scale = wanted.abs() + wanted.square().mean().sqrt()
+    scale = wanted.abs() + wanted.square().mean(-1, keepdim=True).sqrt()
     error = (out.detach().double() - wanted).abs() / (scale * LIMIT[dtype]).clamp(min=1e-30)
     worst = float(error.nan_to_num(nan=float("inf")).max())
     if worst > 1.0:
@@ -125,23 +127,27 @@ def samples(layer: Layer, uses: Uses, device: torch.device, dtype: torch.dtype) 
     def random(*shape: int) -> Tensor:
         return _random(shape, device, dtype, seed=sum(shape))
 
-    for rows in ROWS:
-        if layer.kind == "norm":
-            for width, eps in uses.norms:
+    def counts(width: int) -> tuple[int, ...]:
+        return (*ROWS, max(34, MANY // width)) if device.type == "cuda" else ROWS
+
+    if layer.kind == "norm":
+        for width, eps in uses.norms:
+            for rows in counts(width):
                 weight = random(width) + 1
                 for x in (random(rows, width), random(rows, 3, width)):  # hidden states, heads
                     x[-1] *= eps**0.5 if rows > 1 else 1.0  # so small that epsilon counts
                     yield Sample(tensors=(x, weight), numbers=(eps,))
-        elif layer.kind == "rotary":
-            for heads, kv_heads, head_dim, rot in uses.rotations:
+    elif layer.kind == "rotary":
+        for heads, kv_heads, head_dim, rot in uses.rotations:
+            for rows in counts(heads * head_dim):
                 angles = torch.rand(rows, rot // 2, generator=torch.Generator().manual_seed(rows)) * 6.283
                 factors = (angles.cos().to(device, dtype), angles.sin().to(device, dtype))
                 q, k = random(rows, heads, head_dim), random(rows, kv_heads, head_dim)
                 yield Sample(tensors=(q, k, *factors), num_trained=2, overwrites=True)
-        else:
-            for activation, width in uses.activations:
-                if activation == layer.activation:
-                    yield Sample(tensors=(random(rows, 2 * width),))
+    else:
+        for width in (width for activation, width in uses.activations if activation == layer.activation):
+            for rows in counts(2 * width):
+                yield Sample(tensors=(random(rows, 2 * width),))
 
 
 def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, *, seed: int) -> Tensor:
