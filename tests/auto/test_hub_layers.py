@@ -1,5 +1,6 @@
 """Models with layers from the Kernel Hub: that they really run, are right, stay with their model, and go again."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from cuformers import AutoConfig, AutoModelForCausalLM, KernelConfig
 from cuformers.auto.model import PreTrainedModel
-from tests.hub_layers import PACKAGES, calls, install, write_kernel
+from tests.hub_layers import LAYERS, PACKAGES, calls, install, write_kernel
 from tests.models.families import COMMON, FAMILIES
 
 torch.set_num_threads(1)
@@ -197,6 +198,7 @@ def test_one_layer_switched_off(folder: Path) -> None:
     torch.testing.assert_close(logits(model), plain, **CLOSE)
     (choice,) = (choice for choice in model.kernels() if choice.op == "rms_norm")
     assert choice.implementation.name == "reference" and choice.why == "RMSNorm: switched off in kernel_config"
+    assert "reference" not in choice.refused
     assert names_of(model)["gated_activation"] == f"{folder}:Silu"
 
 
@@ -250,9 +252,9 @@ def test_use_kernels_alone_is_ours(capsys: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_models_without_the_layer_say_so(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"layer of kernel_config='RMSNorm'.*Its norms multiply by 1 \+ weight"):
+    with pytest.raises(ValueError, match=r"layer of kernel_config='RMSNorm'.*Here its norms multiply by 1 \+ weight"):
         model_of("gemma2").set_use_kernels(True, local(folder, RMSNorm="Norm"))
-    with pytest.raises(ValueError, match=r"layer of kernel_config='GeLU'.*Its activation is silu"):
+    with pytest.raises(ValueError, match=r"layer of kernel_config='GeLU'.*Here its activation is silu"):
         model_of().set_use_kernels(True, local(folder, GeLU="Gelu"))
 
 
@@ -306,6 +308,46 @@ def test_the_environment_switches_them_off(folder: Path, monkeypatch: pytest.Mon
     ops = model.ops
     model.set_use_kernels(True, local(folder, RMSNorm="Norm"))
     assert model.ops is ops and "USE_HUB_KERNELS is off" in capsys.readouterr().err
+
+
+def test_a_copy_has_the_layers_and_goes_its_own_way(folder: Path) -> None:
+    model = model_of()
+    plain = logits(model)
+    model.set_use_kernels(True, local(folder, RMSNorm="Norm"))
+    twin = copy.deepcopy(model)
+    model.set_use_kernels(False)
+    calls(folder)
+    assert torch.equal(logits(model), plain) and calls(folder) == []
+    assert twin.use_kernels and torch.allclose(logits(twin), plain, **CLOSE) and len(calls(folder)) == 9
+    twin.train().eval()
+    assert names_of(twin)["rms_norm"] == f"{folder}:Norm"
+
+
+def test_a_mode_that_is_named_must_be_possible(folder: Path) -> None:
+    model = model_of()
+    mapping = {"RMSNorm": {"TRAINING": f"{folder}:SilentNorm", "INFERENCE": f"{folder}:Norm"}}
+    model.set_use_kernels(True, KernelConfig(mapping, use_local_kernel=True))
+    with pytest.raises(ValueError, match=r"SilentNorm is mapped for TRAINING of RMSNorm, and gives no gradient"):
+        model.train()
+    assert not model.training and names_of(model)["rms_norm"] == f"{folder}:Norm"
+
+
+def test_a_move_to_where_the_kernel_fails_leaves_a_model_that_works(tmp_path: Path, package: Any) -> None:
+    code = f"{LAYERS}\n\nclass OnlyFloat32(Norm):\n    def forward(self, x):\n"
+    code += "        assert x.dtype == torch.float32\n        return normed(self, x)\n"
+    model = model_of()
+    model.set_use_kernels(True, local(write_kernel(tmp_path / "kernel", code), RMSNorm="OnlyFloat32"))
+    with pytest.raises(ValueError, match=r"OnlyFloat32 for RMSNorm fails on \[1, 64\] .* bfloat16: AssertionError"):
+        model.to(torch.bfloat16)
+    assert not model.use_kernels and set(names_of(model).values()) == {"reference"}
+    assert logits(model).dtype is torch.bfloat16
+
+
+def test_determinism_rules_them_out(folder: Path) -> None:
+    model = model_of()
+    model.set_use_kernels(True, local(folder, RMSNorm="Norm"))
+    with pytest.raises(ValueError, match="set_use_kernels\\(False\\) comes first"):
+        model.set_deterministic()
 
 
 def test_from_pretrained_and_from_config(folder: Path, tmp_path: Path, capsys: Any) -> None:

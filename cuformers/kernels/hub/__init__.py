@@ -6,12 +6,12 @@ holds them, and what rides along elsewhere (a norm before a product, an activati
 cache) is taken out of the fused ops, so that the layer really runs:
 
     KernelConfig (config.py, rules.py)  what the user asks for: layer -> device, mode -> source
-    source.py, package.py               a source becomes a class, by the package `kernels`
+    source.py, versions.py, package.py  a source becomes a class, by the package `kernels`
     layers.py                           the layers that can be replaced, and what a model uses of them
     adapters.py                         a class becomes a plain function of tensors
-    gate.py                             the function is compared with the reference before a model gets it
+    gate.py, capturing.py               it is compared with the reference, and captured, before a model gets it
     compose.py                          a table of kernels without the replaced parts, which stand beside it
-    choose.py                           all of this, for one model, device and mode
+    choose.py, taken.py                 all of this, for one model, device and mode; and how it is listed
 
 A table is never changed: a model gets another one, and gets the first one back when hub layers are switched off.
 """

@@ -66,7 +66,8 @@ class Source:
         try:
             layers = self._kernel(package).layers
         except FAILURES as problem:
-            raise ValueError(f"hub kernel {self} can't be loaded: {problem}") from problem
+            remedy = "Name another version, or leave the layer to our own kernels."
+            raise ValueError(f"hub kernel {self} can't be loaded: {problem}. {remedy}") from problem
         if not hasattr(layers, self.layer_name):
             names = sorted(name for name, value in vars(layers).items() if isinstance(value, type))
             raise bad_argument("kernel layer", self.layer_name, f"one of {names}", f"That is what {self.repo} has.")
