@@ -19,6 +19,7 @@ from cuformers.engine.launch import launch
 from cuformers.engine.logprobs import check_wanted, report, report_prompts
 from cuformers.engine.mail import Letter, Mail, Owner
 from cuformers.engine.planner import WATERMARK, Planner
+from cuformers.engine.postbox import SLOTS
 from cuformers.engine.profile import step_bytes
 from cuformers.engine.request import Drafts, Finish, Request
 from cuformers.engine.runner import Runner
@@ -143,6 +144,7 @@ class Engine:
         plan = self.planner.plan(settled=not self._letters)
         launched = plan is not None and not plan.wait
         if plan is not None and launched:
+            assert len(self._letters) < SLOTS, "a letter's slot is not used again before it is read"
             self._letters.append(self._mail.send(*launch(self.runner, self.planner, plan, self._drafts)))
         if self._letters and (not launched or len(self._letters) > self.lag):
             self._collect(self.planner)
@@ -159,11 +161,8 @@ class Engine:
             if request.finish is None:
                 request.end(Finish.FAILED)
         self.planner.new_epoch()  # what was launched may never have been computed
-        if self.runner is None:
-            return
-        state = self.runner.table.decode
-        state.lengths.zero_()
-        state.slots.fill_(-1)
+        if self.runner is not None:
+            self.runner.reset()
 
     def _collect(self, planner: Planner) -> None:
         """Waits for the oldest letter, and hands its tokens to their requests."""

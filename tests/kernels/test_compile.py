@@ -24,7 +24,7 @@ TYPES = {
     "i32": "rows slots tables bounds lengths items splits top_k counts cuts flat bin_counts tokens",
 }
 POINTERS = {f"{name}_ptr": f"*{dtype}" for dtype, names in TYPES.items() for name in names.split()}
-POINTERS |= dict.fromkeys(("sampled", "tokens", "eos"), "*i64")
+POINTERS |= dict.fromkeys(("sampled", "tokens", "eos", "values", "box", "turn"), "*i64")
 POINTERS |= {"above_ptr": "*i32", "ranks_ptr": "*i32", "bests_ptr": "*fp32", "chosen_ptr": "*fp32"}
 POINTERS |= {f"{name}_ptr": "*i32" for name in ("history", "prompts", "least")}
 POINTERS |= {f"{name}_ptr": "*fp32" for name in ("repetition", "frequency", "presence", "bias", "scores")}
@@ -137,6 +137,7 @@ BUILDS = [
     Build("logprobs.kernel.row_kernel", LIKELIEST | {"TOP": 5, "TOP_BLOCK": 8, "BITS": 8, "SHIFT": 0}, 8),
     Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4, "ROWS": False, "GROUPS": 1}, 1),
     Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4, "ROWS": True, "GROUPS": 2}, 1),
+    Build("post.triton.post_kernel", {"SLOTS": 8, "BLOCK": 256}, 1),
     Build("speculate.lookup_kernel.search_kernel", DRAFTS | {"LONGEST": 3, "SHARES": 1, "BLOCK": 4096}, 8),
     Build("speculate.lookup_kernel.search_kernel", DRAFTS | {"LONGEST": 3, "SHARES": 13, "BLOCK": 4096}, 8),
     Build("speculate.lookup_kernel.follow_kernel", DRAFTS | {"SHARES": 13, "BLOCK_SHARES": 16}, 1),
