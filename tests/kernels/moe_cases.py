@@ -86,7 +86,13 @@ def mixtures(shapes: tuple[ExpertShape, ...] = SMALL) -> list[Case]:
 
         return make
 
-    return [Case("experts", f"{s}-{'full' if full else 'bare'}", maker(s, full)) for s in shapes for full in (0, 1)]
+    def replaced(dtype: torch.dtype, device: torch.device) -> Call:
+        *inputs, residual = operands(SMALL[1], dtype, device)
+        return Call((*inputs, "gelu"), {"residual": residual, "gate": lambda opened: opened[:, : SMALL[1].width] * 0.5})
+
+    other = [Case("experts", "another-gate", replaced)] if shapes is SMALL else []
+    ways = {"bare": False, "full": True}
+    return other + [Case("experts", f"{s}-{name}", maker(s, full)) for s in shapes for name, full in ways.items()]
 
 
 def check_gradients(shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:

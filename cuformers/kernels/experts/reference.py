@@ -1,5 +1,7 @@
 """Token-wise mixture of gated feed-forward blocks (arXiv 1701.06538): the specification."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,14 +20,19 @@ def experts(
     *,
     residual: Tensor | None = None,
     scale: float = 1.0,
+    gate: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """See the package. One expert after the other, on the tokens that chose it."""
     T, k = ids.shape
     order = ids.flatten().argsort(stable=True)
     counts = ids.flatten().bincount(minlength=len(down)).tolist()
-    parts = []
-    for rows, first, second in zip((x[order // k]).split(counts), gate_up.unbind(), down.unbind()):
-        parts.append(F.linear(gated_activation(F.linear(rows, first), activation), second))
-    found = torch.cat(parts)[order.argsort()].view(T, k, down.shape[1])
+
+    def each(rows: Tensor, weight: Tensor) -> Tensor:
+        """Sorted rows, each by its expert's weight."""
+        return torch.cat([F.linear(part, one) for part, one in zip(rows.split(counts), weight.unbind())])
+
+    opened = each(x[order // k], gate_up)
+    h = gated_activation(opened, activation) if gate is None else gate(opened)
+    found = each(h, down)[order.argsort()].view(T, k, down.shape[1])
     y = (wide(found) * weights[..., None]).sum(1) * scale
     return (y if residual is None else y + residual).to(x.dtype)

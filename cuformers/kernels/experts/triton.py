@@ -1,10 +1,12 @@
 """The experts' product: weight rows streamed for few tokens, sorted tiles on tensor cores for more."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from cuformers.kernels.activation import activation_function
-from cuformers.kernels.experts import few
+from cuformers.kernels.experts import few, reference
 from cuformers.kernels.experts.config import FEW_TOKENS, rows_of_tile
 from cuformers.kernels.experts.gradient import Mixture
 from cuformers.kernels.experts.grouped import combine, grouped
@@ -21,8 +23,9 @@ def experts(
     *,
     residual: Tensor | None = None,
     scale: float = 1.0,
+    gate: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """See the package."""
+    """See the package. With a `gate` of the caller's, gradients are the reference's."""
     activation_function(activation)  # refuses an unknown name
     assert x.dtype == gate_up.dtype == down.dtype, "x and the experts share one dtype"
     assert weights.dtype == torch.float32 and ids.dtype == torch.int32, "weights are float32, ids are int32"
@@ -31,17 +34,18 @@ def experts(
         return x if residual is None else x + residual
     operands = (x, gate_up, down, weights)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*operands, residual)):
+        if gate is not None:
+            return reference.experts(*operands, ids, activation, residual=residual, scale=scale, gate=gate)
         y: Tensor = Mixture.apply(*operands, ids, activation)  # type: ignore[assignment]
         y = y if scale == 1.0 else y * scale
         return y if residual is None else y + residual
     x, gate_up, down, weights = (t.detach() for t in operands)
     residual = None if residual is None else residual.detach().contiguous()
-    if len(x) <= FEW_TOKENS:
+    if len(x) <= FEW_TOKENS and gate is None:
         h = few.up(x, gate_up, ids, activation)
         return few.down(h, down, weights, ids, residual, scale)
-    return sorted_experts(
-        x, gate_up, down, weights, ids, activation, residual, scale, rows_of_tile(ids.numel(), len(down), x.dtype)
-    )
+    block_m = rows_of_tile(ids.numel(), len(down), x.dtype)
+    return sorted_experts(x, gate_up, down, weights, ids, activation, residual, scale, block_m, gate)
 
 
 def sorted_experts(
@@ -54,8 +58,12 @@ def sorted_experts(
     residual: Tensor | None,
     scale: float,
     block_m: int,
+    gate: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The same by tiles of block_m rows, without gradients; all operands are contiguous, and there is a token."""
-    order = sort_pairs(ids, len(down), block_m)
-    h = grouped(x, gate_up, order, block_m, top_k=ids.shape[1], activation=activation)
-    return combine(grouped(h, down, order, block_m), order, ids.shape[1], weights, residual, scale)
+    order, top_k = sort_pairs(ids, len(down), block_m), ids.shape[1]
+    if gate is None:
+        h = grouped(x, gate_up, order, block_m, top_k=top_k, activation=activation)
+    else:
+        h = gate(grouped(x, gate_up, order, block_m, top_k=top_k)).contiguous()
+    return combine(grouped(h, down, order, block_m), order, top_k, weights, residual, scale)
