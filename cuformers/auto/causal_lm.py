@@ -20,6 +20,7 @@ from cuformers.checkpoint.resolve import folder_patterns, resolve_folder
 from cuformers.generation.config import GenerationConfig
 from cuformers.models.config import ModelConfig
 from cuformers.models.registry import find
+from cuformers.nn.attention.block import Attention
 from cuformers.nn.norm import RMSNorm
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -188,5 +189,7 @@ def _initializer(std: float) -> Any:
             module.weight.normal_(0.0, std, generator=generator)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
+        elif isinstance(module, Attention) and module.sinks is not None:
+            module.sinks.normal_(0.0, std, generator=generator)
 
     return init

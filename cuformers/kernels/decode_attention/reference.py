@@ -25,6 +25,7 @@ def decode_attention(
     k_norm: Norm | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
     newest: int = 1,
 ) -> Tensor:
@@ -44,4 +45,5 @@ def decode_attention(
         v_cache=v_cache,
         slots=slots,
     )
-    return paged_attention(q, k_cache, v_cache, block_tables, lengths, scale=scale, window=window, softcap=softcap)
+    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    return paged_attention(q, k_cache, v_cache, block_tables, lengths, **options)

@@ -28,6 +28,7 @@ def decode_attention(
     k_norm: Norm | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
     newest: int = 1,
     cut: AttentionConfig | None = None,
@@ -47,5 +48,6 @@ def decode_attention(
         v_cache=v_cache,
         slots=slots,
     )
-    options = {"scale": scale, "window": window, "softcap": softcap, "plan": plan, "newest": newest, "cut": cut}
+    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    options |= {"plan": plan, "newest": newest, "cut": cut}
     return paged_attention(q, k_cache, v_cache, block_tables, lengths, **options)

@@ -10,7 +10,7 @@ from torch import Tensor
 from cuformers.base.errors import bad_argument
 from cuformers.cuda.device import capability
 from cuformers.kernels.recompute import recomputed
-from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem, AttentionSpec
+from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem, AttentionSpec, lacks
 from cuformers.nn.attention.choose import choose_backend
 from cuformers.nn.step import Step
 
@@ -65,29 +65,33 @@ class DeterministicAttention:
             return f"takes a head_dim from 16 to 256, not {problem.head_dim}"
         if problem.head_dim > 128 and (capability(problem.device) or (0, 0)) >= (12, 0):
             return f"takes a head_dim up to 128 on this GPU, not {problem.head_dim}"  # sums are not rounded in one way
-        return None
+        return lacks(problem, "window", "softcap", "sinks")
 
     def can_capture(self, problem: AttentionProblem) -> bool:
         return False
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None = None
+    ) -> Tensor:
         if not q.numel():
             return q
 
-        def values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self._values(q, k, v, spec, step)
+        def values(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+            return self._values(q, k, v, spec, step, sinks)
 
-        def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self._backward.forward(q, k, v, spec, step)
+        def formula(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+            return self._backward.forward(q, k, v, spec, step, sinks)
 
-        return recomputed(values, formula, q, k, v)
+        return recomputed(values, formula, q, k, v, *(() if sinks is None else (sinks,)))
 
-    def _values(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
+    def _values(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None
+    ) -> Tensor:
         assert step.query_lengths is not None, "deterministic attention needs the lengths on the host"
         where = pages(step.query_lengths, q.device)
         keys, values = (lay_in_pages(x, where) for x in (k, v))
         chunks = (step.cu_seqlens, where.rows, step.lengths)
-        options = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap}
+        options = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap, "sinks": sinks}
         return self._attend(q, keys, values, where.tables, *chunks, **options)
 
 

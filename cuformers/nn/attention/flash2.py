@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cuformers.cuda.device import capability
-from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec
+from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, lacks
 from cuformers.nn.step import Step
 
 VARLEN_DTYPES = frozenset({torch.bfloat16, torch.float16})
@@ -71,10 +71,13 @@ class FlashAttention2:
             return f"takes a head_dim up to {VARLEN_MAX_HEAD_DIM}, not {problem.head_dim}"
         if problem.softcap and self._without_package:
             return f"PyTorch's built-in copy has no softcap, and {self._without_package}"
-        return None
+        return lacks(problem, "window", "softcap")
 
     def can_capture(self, problem: AttentionProblem) -> bool:
         return True
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None = None
+    ) -> Tensor:
+        assert sinks is None, "refused by why_not"
         return self._varlen(q, k, v, spec, step)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec
+from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, lacks
 from cuformers.nn.attention.eager import causal_mask
 from cuformers.nn.attention.flash2 import torch_varlen, varlen_fits
 from cuformers.nn.step import Step
@@ -32,12 +32,15 @@ class SdpaAttention:
     name = "sdpa"
 
     def why_not(self, problem: AttentionProblem) -> str | None:
-        return "has no softcap" if problem.softcap else None
+        return lacks(problem, "window")
 
     def can_capture(self, problem: AttentionProblem) -> bool:
         return varlen_fits(problem.device, problem.dtype, problem.head_dim)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None = None
+    ) -> Tensor:
+        assert sinks is None, "refused by why_not"
         size = step.uniform
         fits = varlen_fits(q.device, q.dtype, spec.head_dim)
         windowed = spec.window is not None and spec.window < step.longest
