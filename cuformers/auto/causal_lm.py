@@ -20,7 +20,9 @@ from cuformers.checkpoint.resolve import folder_patterns, resolve_folder
 from cuformers.generation.config import GenerationConfig
 from cuformers.models.config import ModelConfig
 from cuformers.models.registry import find
+from cuformers.nn.attention import hub
 from cuformers.nn.attention.block import Attention
+from cuformers.nn.attention.choose import attention_name
 from cuformers.nn.norm import RMSNorm
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -45,7 +47,8 @@ class AutoModelForCausalLM:
         dtype: str | torch.dtype = "auto",
         device_map: DeviceMap | None = None,
         max_memory: Mapping[DeviceSpec, int | str] | None = None,
-        attn_implementation: str | None = None,
+        attn_implementation: str | Mapping[str, str] | None = None,
+        allow_all_kernels: bool = False,
         kernels: str = "auto",
         deterministic: bool = False,
         generation_config: GenerationConfig | None = None,
@@ -67,7 +70,9 @@ class AutoModelForCausalLM:
             device_map: "cuda", "cuda:1", 1, "cpu", a torch.device, "auto", or a dict from module to device. None takes
                 the GPU where there is one.
             max_memory: bytes to use of each device, for "auto": {0: "20GiB", "cpu": "30GiB"}.
-            attn_implementation: name of the attention backend; None leaves the choice to us.
+            attn_implementation: attention backend, as `model.set_attn_implementation` says; None takes the config's
+                where that can serve the model, and else leaves the choice to us.
+            allow_all_kernels: attention kernels of the hub may be of publishers that it does not list as trusted.
             kernels: "auto", "reference" (plain PyTorch) or "triton".
             deterministic: tokens and log-probabilities with the same bits in any batch, as `model.set_deterministic`
                 says; it costs speed and needs an NVIDIA GPU.
@@ -103,7 +108,7 @@ class AutoModelForCausalLM:
         model.follow(placement)
         model.name_or_path = str(pretrained_model_name_or_path)
         model.generation_config = generation_config or _generation_config(folder, config)
-        return _finish(model, attn_implementation, kernels, deterministic)
+        return _finish(model, attn_implementation, allow_all_kernels, kernels, deterministic)
 
     @classmethod
     def from_config(
@@ -112,7 +117,8 @@ class AutoModelForCausalLM:
         *,
         dtype: str | torch.dtype = "auto",
         device_map: DeviceMap | None = None,
-        attn_implementation: str | None = None,
+        attn_implementation: str | Mapping[str, str] | None = None,
+        allow_all_kernels: bool = False,
         kernels: str = "auto",
         deterministic: bool = False,
         seed: int | None = None,
@@ -135,19 +141,39 @@ class AutoModelForCausalLM:
             seed = int(torch.randint(0, 2**63 - 1, ()).item())
         initialize(model, _initializer(config.initializer_range), seed=seed)
         model.follow(placement)
-        return _finish(model, attn_implementation, kernels, deterministic)
+        return _finish(model, attn_implementation, allow_all_kernels, kernels, deterministic)
 
 
 def _finish(
-    model: PreTrainedModel, attn_implementation: str | None, kernels: str, deterministic: bool
+    model: PreTrainedModel,
+    attn_implementation: str | Mapping[str, str] | None,
+    allow_all_kernels: bool,
+    kernels: str,
+    deterministic: bool,
 ) -> PreTrainedModel:
     model.eval()
     if deterministic:
         model.set_deterministic()
-    model.set_attn_implementation(attn_implementation)
+    if attn_implementation is None:
+        _attend_as_configured(model)
+    else:
+        model.set_attn_implementation(attn_implementation, allow_all_kernels)
     if kernels != "auto":
         model.set_kernels(kernels)
     return model
+
+
+def _attend_as_configured(model: PreTrainedModel) -> None:
+    """The config's attention where it can serve the model; a checkpoint names no code to fetch and run."""
+    wish, name = model.config.attn_implementation, None
+    try:
+        name = attention_name(wish)
+        if name is not None and hub.parse(name) is not None:
+            raise ValueError("a hub kernel is taken only where attn_implementation= names it.")
+        model.set_attn_implementation(name)
+    except ValueError as reason:
+        notice(f"config.attn_implementation={wish!r} is passed over: {reason}")
+        model.set_attn_implementation(None)
 
 
 def _take_aliases(arguments: dict[str, Any]) -> dict[str, Any]:
