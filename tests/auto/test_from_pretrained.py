@@ -24,7 +24,7 @@ NAME = "llama"
     ({"device_map": "cuda:99"}, "cuda"),
     ({"kernels": "triton"}, "triton: needs an NVIDIA GPU"),
     ({"kernels": "cutlass"}, "kernels='cutlass'.*reference"),
-    ({"attn_implementation": "flash_attention_2"}, r"needs an NVIDIA GPU.*Possible here: \['sdpa', 'flex_attention', 'ea"),
+    ({"attn_implementation": "flash_attention_2"}, r"needs an NVIDIA GPU.*here: \['sdpa', 'flex_attention', 'eager'\]"),
     ({"attn_implementation": "flash_attention_9"}, "flash_attention_9.*unknown.*sdpa"),
     ({"variant": "fp16"}, "fp16"),
     ({"subfolder": "inner"}, "inner"),

@@ -182,9 +182,9 @@ def _from_package(generation: Generation) -> Varlen | str:
     """The package's function, or why there is none."""
     try:
         function = import_module(generation.module).flash_attn_varlen_func
+        return adapted(function, f"package {generation.module}")
     except Exception as problem:  # absent, built for another torch or CUDA, or failing in its own ways
         return f"the package {generation.module} does not import ({problem})"
-    return adapted(function, f"package {generation.module}")
 
 
 def _from_hub(generation: Generation, without: str) -> Varlen | str:

@@ -73,9 +73,15 @@ class FlexAttention:
         options: dict[str, Any] = {"scale": spec.scale, "enable_gqa": spec.num_heads != spec.num_kv_heads}
         if spec.softcap is not None:
             options["score_mod"] = _capped(spec.softcap)
-        heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
         options["block_mask"] = self._mask(step, spec.window)
-        attend = _plain() if q.device.type == "cpu" else _compiled(replace(spec, layer=0, window=None, rope=None))
+        if q.device.type == "cpu":
+            attend = _plain()
+            q, k, v = q.detach(), k.detach(), v.detach()  # it refuses inputs that might ask for gradients
+        else:
+            kind = replace(spec, layer=0, window=None, rope=None)
+            attend = _compiled(kind, torch.is_grad_enabled())
+            options["kernel_options"] = {"BACKEND": "TRITON"}  # one kernel for short and long streams
+        heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
         if sinks is None:
             return attend(*heads_first, **options)[0].transpose(0, 1)
         out, sums = attend(*heads_first, return_aux=_lse(), **options)
@@ -151,12 +157,13 @@ def _plain() -> Callable[..., Any]:
 
 
 @cache
-def _compiled(spec: AttentionSpec) -> Callable[..., Any]:
-    """FlexAttention compiled for one kind of layer and all lengths.
+def _compiled(spec: AttentionSpec, grad: bool) -> Callable[..., Any]:
+    """FlexAttention compiled for one kind of layer, with or without gradients, and all lengths.
 
     PyTorch compiles a function a limited number of times, counted by its code, and for another kind of layer anew: so
     each kind has a copy. At the limit it raises, rather than go on uncompiled with all scores in memory.
     """
+    del grad  # tells the copies apart
 
     def attend(*args: Any, **kwargs: Any) -> Any:
         return _plain()(*args, **kwargs)

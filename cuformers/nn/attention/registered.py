@@ -12,6 +12,11 @@ from cuformers.base.errors import bad_argument
 from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, lacks
 from cuformers.nn.step import Step
 
+TAKEN = (
+    "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "triton",
+    "deterministic",
+)  # fmt: skip
+"""Names that mean backends of this library."""
 ARGUMENTS = {"window": "sliding_window", "softcap": "softcap", "sinks": "s_aux"}
 """What a layer may ask for, and the argument that tells the function."""
 
@@ -26,10 +31,10 @@ class _Names:
         """Gives a function a name; a name that is taken is given anew, for choices that follow.
 
         Raises:
-            ValueError: the name is none, or the function can't be called.
+            ValueError: the name is none or one of ours, or the function can't be called.
         """
-        if not isinstance(key, str) or not key or set(key) & set("/:@|"):
-            raise bad_argument("key", key, "a name without any of / : @ |")
+        if not isinstance(key, str) or not key or set(key) & set("/:@|") or key in TAKEN:
+            raise bad_argument("key", key, f"a name without any of / : @ |, and none of {TAKEN}")
         if not callable(value):
             raise bad_argument("value", value, "a function")
         cls.known[key] = value

@@ -42,7 +42,7 @@ class SdpaAttention:
     ) -> Tensor:
         assert sinks is None, "refused by why_not"
         size = step.uniform
-        kernel = choose_kernel(_problem(q, spec, step, size)).kernel
+        kernel = _kernel(q, spec, step, size)
         if kernel == "varlen":
             return torch_varlen(q, k, v, spec, step)
         if size is not None:
@@ -53,11 +53,9 @@ class SdpaAttention:
         return torch.cat([_dense(q[None], k[None], v[None], spec, kernel)[0] for q, k, v in parts])
 
 
-def _problem(q: Tensor, spec: AttentionSpec, step: Step, size: int | None) -> SdpaProblem:
+def _kernel(q: Tensor, spec: AttentionSpec, step: Step, size: int | None) -> SdpaKernel:
     windowed = spec.window is not None and spec.window < step.longest
-    return SdpaProblem(
-        capability(q.device), q.dtype, spec.head_dim, spec.num_heads != spec.num_kv_heads, size, windowed
-    )
+    return choose_kernel(SdpaProblem(capability(q.device), q.dtype, spec.head_dim, size, windowed)).kernel
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, kernel: SdpaKernel) -> Tensor:

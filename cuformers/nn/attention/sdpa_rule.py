@@ -19,8 +19,6 @@ class SdpaProblem(NamedTuple):
     """Of the GPU; None on the CPU."""
     dtype: torch.dtype
     head_dim: int
-    grouped: bool
-    """Whether several query heads share a key head."""
     length: int | None
     """Tokens of each sequence where all have the same number; None where they differ or only the device knows."""
     windowed: bool
@@ -40,17 +38,19 @@ def choose_kernel(problem: SdpaProblem) -> SdpaChoice:
     """The kernel for a problem.
 
     Example:
-        >>> choose_kernel(SdpaProblem((9, 0), torch.bfloat16, 128, True, 4096, False)).kernel
+        >>> choose_kernel(SdpaProblem((9, 0), torch.bfloat16, 128, 4096, False)).kernel
         'cudnn'
-        >>> choose_kernel(SdpaProblem((9, 0), torch.bfloat16, 128, True, None, False)).kernel
+        >>> choose_kernel(SdpaProblem((9, 0), torch.bfloat16, 128, None, False)).kernel
         'varlen'
     """
     on, head_dim = problem.capability, problem.head_dim
     if on is None:
         return SdpaChoice("torch", "on the CPU PyTorch chooses")
-    if not takes_varlen(on, problem.dtype, head_dim):
+    if on < (8, 0) or problem.dtype not in HALF or head_dim > 256:
         flash = f"flash does not take {problem.dtype} with a head_dim of {head_dim} on capability {on[0]}.{on[1]}"
         return SdpaChoice("efficient", f"{flash}, and this needs no n x n scores either")
+    if not takes_varlen(on, problem.dtype, head_dim):
+        return SdpaChoice("flash", f"it fills heads of {head_dim} up to a multiple of 8")
     if problem.windowed:
         return SdpaChoice("varlen", "it takes a window without a mask in memory")
     if problem.length is None:
