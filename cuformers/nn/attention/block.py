@@ -28,6 +28,7 @@ class Attention(KernelModule):
         qk_norm: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
+        assert spec.v_head_dim in (None, spec.head_dim), "this block's value heads have the size of its key heads"
         self.spec = spec
         self._make_input(hidden_size, qkv_bias)
         self.o_proj = nn.Linear(spec.num_heads * spec.head_dim, hidden_size, bias=out_bias)

@@ -139,25 +139,28 @@ class HubAttention:
 
 
 def _tried(found: Varlen, problem: AttentionProblem) -> str | None:
-    return trial(found, problem.device, problem.dtype, problem.head_dim, problem.train)
+    return trial(found, problem.device, problem.dtype, problem.head_dim, problem.train, problem.sinks)
 
 
 @lru_cache(maxsize=64)
-def trial(found: Varlen, device: torch.device, dtype: torch.dtype, head_dim: int, train: bool) -> str | None:
+def trial(
+    found: Varlen, device: torch.device, dtype: torch.dtype, head_dim: int, train: bool, sinks: bool
+) -> str | None:
     """Why a kernel that should serve does not: it computes a few tokens, and their gradients in training.
 
     What a package was built for is known to its launches alone: a missing capability is found here, not at a first
     step. Once for each function, device, dtype and head_dim.
     """
-    spec = AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=head_dim, scale=1.0)
+    spec = AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=head_dim, scale=1.0, sinks=sinks)
     make = {"dtype": dtype, "device": device, "requires_grad": train}
     q, k, v = (torch.ones(5, heads, head_dim, **make) for heads in (2, 1, 1))
+    given = [q, k, v, *([torch.full((2,), -1e4, **make)] if sinks else [])]  # sinks so low take nothing
     step = full_step(torch.arange(5, device=device), (2, 3), EagerAttention())
     try:
         with torch.enable_grad():
-            out = found.attend(q, k, v, spec, step, None)
+            out = found.attend(q, k, v, spec, step, given[3] if sinks else None)
             if train:
-                out.sum().backward()
+                torch.autograd.grad(out.sum(), given)
         right = torch.allclose(out.detach().float(), torch.ones(()).to(out.device), atol=0.01)  # every value is 1
     except Exception as failure:  # whatever a foreign package raises
         first = next(iter(str(failure).splitlines()), "")
