@@ -6,13 +6,13 @@
     y[t] = residual[t] + scale * sum over j of weights[t, j] * down[e] @ (act(gate) * up)
            with [gate, up] = gate_up[e] @ x[t] and e = ids[t, j]
 
-Rows 0..I-1 of an expert's gate_up are the gate, the rest is up. `activation` is one of `gated_linear`'s; `gate`, where it
-is given, stands for it: it computes act(gate) * up of rows [P, 2I] -> [P, I]. A token's ids differ and are below E.
+Rows 0..I-1 of an expert's gate_up are the gate, the rest is up. `activation` is one of `gated_linear`'s; `gate`, where
+given, stands for it: it computes act(gate) * up of rows [P, 2I] -> [P, I]. A token's ids differ and are below E.
 
 x, gate_up, down and residual share one dtype; products accumulate in float32, the activation is rounded to the dtype
-before the second product, and a token's k results are added in the order of its ids, in float32: no order depends on when
-anything runs. Shapes alone decide what is launched, so that a captured graph serves any routing. Gradients flow to x,
-gate_up, down, weights and residual; an expert without tokens gets zeros.
+before the second product, and a token's k results are added in the order of its ids, in float32: no order depends on
+when anything runs. Shapes alone decide what is launched, so that a captured graph serves any routing. Gradients flow to
+x, gate_up, down, weights and residual; an expert without tokens gets zeros.
 """
 
 from cuformers.kernels.op import two_ways
