@@ -235,8 +235,8 @@ def _initializer(std: float) -> Any:
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
         elif isinstance(module, (Router, Experts)):
-            for parameter in module.parameters(recurse=False):
-                parameter.normal_(0.0, std, generator=generator)
+            for name, parameter in module.named_parameters(recurse=False):
+                parameter.zero_() if name.endswith("bias") else parameter.normal_(0.0, std, generator=generator)
         elif isinstance(module, Attention) and module.sinks is not None:
             module.sinks.normal_(0.0, std, generator=generator)
 

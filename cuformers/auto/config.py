@@ -78,7 +78,8 @@ def config_from_dict(raw: dict[str, Any], overrides: dict[str, Any]) -> ModelCon
     quantized = raw.get("quantization_config")
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-        raise ValueError(f"the checkpoint is quantized ({method}): quantized checkpoints can't be loaded yet.")
+        remedy = "Take one in bfloat16, float16 or float32."
+        raise ValueError(f"the checkpoint is quantized ({method}): quantized checkpoints can't be loaded yet. {remedy}")
     known = {f.name for f in fields(spec.config)} - {"extra"}
     unknown = sorted(set(overrides) - known - OLDER_NAMES - HARMLESS)
     if unknown:

@@ -16,6 +16,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+CLAMPED_SWIGLU = "clamped_swiglu"
+"""gate * sigmoid(ALPHA * gate) * (up + 1), with gate up to LIMIT and up within it (gpt-oss): of op `experts` alone."""
+ALPHA, LIMIT = 1.702, 7.0
+
+
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
     """The function of that name.
 

@@ -39,3 +39,26 @@ def slope(x, ACTIVATION: tl.constexpr):
     else:
         tl.static_assert(ACTIVATION == "relu")
         return tl.where(x > 0.0, 1.0, 0.0)
+
+
+@triton.jit
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """act(gate) * up, and the activation of `experts` that is not of this form."""
+    if ACTIVATION == "clamped_swiglu":
+        gate = tl.minimum(gate, 7.0)
+        return gate / (1.0 + tl.exp(-1.702 * gate)) * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0)
+    else:
+        return activate(gate, ACTIVATION) * up
+
+
+@triton.jit
+def gated_slopes(gate, up, ACTIVATION: tl.constexpr):
+    """The derivatives of `gated` by gate and by up."""
+    if ACTIVATION == "clamped_swiglu":
+        below, within = gate <= 7.0, (up >= -7.0) & (up <= 7.0)
+        gate = tl.minimum(gate, 7.0)
+        s = 1.0 / (1.0 + tl.exp(-1.702 * gate))
+        by_gate = (s + 1.702 * gate * s * (1.0 - s)) * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0)
+        return tl.where(below, by_gate, 0.0), tl.where(within, gate * s, 0.0)
+    else:
+        return slope(gate, ACTIVATION) * up, activate(gate, ACTIVATION)

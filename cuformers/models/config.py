@@ -23,7 +23,7 @@ HARMLESS = frozenset({
     "problem_type", "return_dict", "task_specific_params", "tokenizer_class", "transformers_version", "unsloth_fixed",
     "use_cache", "cache_implementation", "_attn_implementation_autoset", "unsloth_version",
     "is_llama_config", "rope_interleaved", "resid_pdrop", "embd_pdrop", "add_cross_attention", "tie_encoder_decoder",
-    "max_window_layers",
+    "max_window_layers", "experts_per_token", "initial_context_length",
 })  # fmt: skip
 """Keys of real config.json files that say nothing about how the model computes at inference."""
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from cuformers.base.errors import bad_argument
+from cuformers.kernels.activation import CLAMPED_SWIGLU
+from cuformers.kernels.experts import Biases
 from cuformers.nn.kernel_module import KernelModule
 from cuformers.nn.mlp import ACTIVATIONS, GatedMLP
 from cuformers.nn.norm import RMSNorm
@@ -16,13 +18,14 @@ from cuformers.nn.project import project
 class Router(KernelModule):
     """One logit for each expert."""
 
-    def __init__(self, hidden_size: int, num_experts: int) -> None:
+    def __init__(self, hidden_size: int, num_experts: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
+        self.bias = nn.Parameter(torch.empty(num_experts)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, E]."""
-        return self.ops.linear(x, self.weight)
+        return self.ops.linear(x, self.weight, self.bias)
 
 
 class Experts(nn.Module):
@@ -104,6 +107,39 @@ class SharedMoE(MoE):
     def _mix(self, h: Tensor, residual: Tensor | None, scale: float) -> Tensor:
         opening = project(self.ops, h, (self.shared_expert_gate,)).sigmoid()
         return torch.addcmul(super()._mix(h, residual, scale), opening, self.shared_expert(h), value=scale)
+
+
+class BiasedExperts(Experts):
+    """As gpt-oss has them: inputs before outputs, gate and up column by column in turn, and biases."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, num_experts: int) -> None:
+        nn.Module.__init__(self)
+        self.gate_up_proj = nn.Parameter(torch.empty(num_experts, hidden_size, 2 * intermediate_size))
+        self.gate_up_proj_bias = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
+        self.down_proj_bias = nn.Parameter(torch.empty(num_experts, hidden_size))
+
+    @property
+    def biases(self) -> Biases:
+        """Those of both products."""
+        return Biases(self.gate_up_proj_bias, self.down_proj_bias)
+
+
+class BiasedMoE(MoE):
+    """A mixture of such experts with a clamped activation; a token's weights are a softmax over its own experts."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, num_experts: int, top_k: int) -> None:
+        KernelModule.__init__(self)
+        self.top_k = top_k
+        self.router = Router(hidden_size, num_experts, bias=True)
+        self.experts = BiasedExperts(hidden_size, intermediate_size, num_experts)
+
+    def _mix(self, h: Tensor, residual: Tensor | None, scale: float) -> Tensor:
+        routes = self.ops.moe_route(self.router(h), self.top_k, normalise=True)
+        e, way = self.experts, {"biases": self.experts.biases, "interleaved": True}
+        return self.ops.experts(
+            h, e.gate_up_proj, e.down_proj, *routes, CLAMPED_SWIGLU, residual=residual, scale=scale, **way
+        )
 
 
 @contextmanager

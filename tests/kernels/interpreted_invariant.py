@@ -89,5 +89,6 @@ def test_a_token_does_not_depend_on_the_tokens_beside_it() -> None:
     check_alone(ExpertShape(70, 5, 2, 48, 40, activation="relu"), torch.float32, CPU, nearly)
 
 
-def test_gradients_of_routed_experts() -> None:
-    check_invariant_gradients(ExpertShape(9, 5, 2, 48, 40), CPU)
+@pytest.mark.parametrize("extra", [(), ("clamped_swiglu", True, True)], ids=str)
+def test_gradients_of_routed_experts(extra: tuple) -> None:
+    check_invariant_gradients(ExpertShape(9, 5, 2, 48, 40, "random", *extra), CPU)

@@ -1,11 +1,12 @@
 """Routing, and the experts' product under routings of all kinds, with gradients."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from cuformers.kernels.experts import Biases
 from cuformers.kernels.op import Problem
 from cuformers.kernels.table import reference, select
 
@@ -22,9 +23,16 @@ class ExpertShape(NamedTuple):
     width: int
     routing: str = "random"
     activation: str = "silu"
+    biases: bool = False
+    interleaved: bool = False
 
     def __str__(self) -> str:
-        return "x".join(map(str, self[:5])) + f"-{self.routing}-{self.activation}"
+        more = "-biases" * self.biases + "-interleaved" * self.interleaved
+        return "x".join(map(str, self[:5])) + f"-{self.routing}-{self.activation}{more}"
+
+    @property
+    def clamped(self) -> bool:
+        return self.activation == "clamped_swiglu"
 
 
 SMALL = (
@@ -36,6 +44,10 @@ SMALL = (
     ExpertShape(40, 5, 2, 48, 40, "first", "gelu"),
     ExpertShape(33, 20, 1, 40, 24, "one", "relu"),
     ExpertShape(70, 4, 2, 100, 56, "few", "gelu_tanh"),
+    ExpertShape(1, 6, 2, 48, 40, activation="clamped_swiglu", biases=True, interleaved=True),
+    ExpertShape(41, 5, 3, 72, 56, "few", "clamped_swiglu", True, True),
+    ExpertShape(9, 4, 2, 48, 40, biases=True),
+    ExpertShape(9, 4, 2, 48, 40, activation="relu", interleaved=True),
 )
 """Few tokens and many; experts that all tokens choose, and that none chooses."""
 
@@ -53,8 +65,20 @@ def operands(shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> tu
     T, E, k, H, width = shape[:5]
     make = {"dtype": dtype, "device": device}
     weights = torch.randn(T, k).softmax(1).to(device)
-    gate_up, down = randn(E, 2 * width, H, **make) / H**0.5, randn(E, H, width, **make) / width**0.5
+    spread = 3.0 if shape.clamped else 1.0  # so that both clamps are met
+    gate_up, down = randn(E, 2 * width, H, **make) * (spread / H**0.5), randn(E, H, width, **make) / width**0.5
+    if shape.interleaved:
+        gate_up, down = gate_up.mT.contiguous(), down.mT.contiguous()
     return randn(T, H, **make), gate_up, down, weights, choices(shape).to(device), randn(T, H, **make)
+
+
+def options(shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """biases and interleaved, where the shape has them."""
+    found: dict[str, Any] = {"interleaved": True} if shape.interleaved else {}
+    if shape.biases:
+        make = {"dtype": dtype, "device": device}
+        found["biases"] = Biases(randn(shape.E, 2 * shape.width, **make), randn(shape.E, shape.H, **make))
+    return found
 
 
 def routes() -> list[Case]:
@@ -82,7 +106,8 @@ def mixtures(shapes: tuple[ExpertShape, ...] = SMALL) -> list[Case]:
     def maker(shape: ExpertShape, full: bool) -> Callable[[torch.dtype, torch.device], Call]:
         def make(dtype: torch.dtype, device: torch.device) -> Call:
             *inputs, residual = operands(shape, dtype, device)
-            return Call((*inputs, shape.activation), {"residual": residual, "scale": 0.5} if full else {})
+            given = options(shape, dtype, device) | ({"residual": residual, "scale": 0.5} if full else {})
+            return Call((*inputs, shape.activation), given)
 
         return make
 
@@ -95,6 +120,9 @@ def mixtures(shapes: tuple[ExpertShape, ...] = SMALL) -> list[Case]:
     return other + [Case("experts", f"{s}-{name}", maker(s, full)) for s in shapes for name, full in ways.items()]
 
 
+NAMES = ("y", "x", "gate_up", "down", "weights", "residual", "gate_up's bias", "down's bias")
+
+
 def check_gradients(shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
     """Values and gradients in training against the reference's in float32."""
     from cuformers.kernels.experts import triton
@@ -102,15 +130,18 @@ def check_gradients(shape: ExpertShape, dtype: torch.dtype, device: torch.device
 
     torch.manual_seed(0)
     *floats, ids, residual = operands(shape, dtype, device)
+    given = options(shape, dtype, device)
+    floats += [residual, *given.pop("biases", ())]
     direction = randn(shape.T, shape.H, dtype=dtype, device=device)
     told = []
     for function, lift in ((triton.experts, False), (experts, True)):
-        leaves = [(t.float() if lift else t).detach().clone().requires_grad_() for t in (*floats, residual)]
+        leaves = [(t.float() if lift else t).detach().clone().requires_grad_() for t in floats]
+        biases = {"biases": Biases(*leaves[5:])} if shape.biases else {}
         with poisoned():
-            y = function(*leaves[:4], ids, shape.activation, residual=leaves[4], scale=0.5)
+            y = function(*leaves[:4], ids, shape.activation, residual=leaves[4], scale=0.5, **given, **biases)
             y.backward(direction.float() if lift else direction)
         told.append([y.detach(), *(leaf.grad for leaf in leaves)])
-    for name, found, right in zip(("y", "x", "gate_up", "down", "weights", "residual"), *told):
+    for name, found, right in zip(NAMES, *told):
         assert found.shape == right.shape and found.dtype == (torch.float32 if name == "weights" else dtype)
         assert error(found, right) <= 2 * TOLERANCE[dtype], f"{name} of {shape}: {error(found, right):.2e}"
 
@@ -122,13 +153,16 @@ def check_alone(
     ops = select(Problem(device="cuda", capability=(9, 0), dtype=dtype), deterministic=True)
     torch.manual_seed(0)
     x, gate_up, down, _, _, residual = operands(shape, dtype, device)
+    given = options(shape, dtype, device)
     logits = randn(shape.T, shape.E, dtype=dtype, device=device)
 
     def rows(begin: int, end: int) -> Tensor:
         cut = slice(begin, end)
         routes = ops.moe_route(logits[cut], shape.k, normalise=True)
         with poisoned():
-            return ops.experts(x[cut], gate_up, down, *routes, shape.activation, residual=residual[cut], scale=0.5)
+            return ops.experts(
+                x[cut], gate_up, down, *routes, shape.activation, residual=residual[cut], scale=0.5, **given
+            )
 
     with torch.no_grad():
         whole = rows(0, shape.T)
@@ -146,8 +180,9 @@ def check_invariant_gradients(shape: ExpertShape, device: torch.device) -> None:
     for ops in (deterministic, reference()):
         torch.manual_seed(0)
         x, gate_up, down, _, _, residual = operands(shape, torch.float32, device)
-        leaves = [t.requires_grad_() for t in (x, gate_up, down, residual, torch.randn(shape.T, shape.E).to(device))]
-        routes = ops.moe_route(leaves[-1], shape.k, normalise=True)
-        y = ops.experts(x, gate_up, down, *routes, shape.activation, residual=residual, scale=0.5)
+        logits, given = torch.randn(shape.T, shape.E).to(device), options(shape, torch.float32, device)
+        leaves = [t.requires_grad_() for t in (x, gate_up, down, residual, logits, *given.get("biases", ()))]
+        routes = ops.moe_route(logits, shape.k, normalise=True)
+        y = ops.experts(x, gate_up, down, *routes, shape.activation, residual=residual, scale=0.5, **given)
         told.append((y, *torch.autograd.grad(y.square().sum(), leaves)))
     assert all(error(found, right) < 1e-5 for found, right in zip(*told, strict=True))

@@ -29,7 +29,7 @@ POINTERS |= dict.fromkeys(("k_scales_ptr", "v_scales_ptr"), "*fp32")
 POINTERS |= {"above_ptr": "*i32", "ranks_ptr": "*i32", "bests_ptr": "*fp32", "chosen_ptr": "*fp32"}
 POINTERS |= {f"{name}_ptr": "*i32" for name in ("history", "prompts", "least")}
 POINTERS |= {f"{name}_ptr": "*fp32" for name in ("repetition", "frequency", "presence", "bias", "scores")}
-POINTERS |= {f"{name}_ptr": "*bf16" for name in ("h", "gate_up", "grad", "weighted", "a", "b")}
+POINTERS |= {f"{name}_ptr": "*bf16" for name in ("h", "opened", "grad", "weighted", "a", "b")}
 POINTERS |= {f"{name}_ptr": "*i32" for name in ("before", "tiles", "order", "places")}
 POINTERS |= {f"{name}_ptr": "*fp32" for name in ("weights", "weight_grad")}
 POINTERS |= {"eos_ptr": "*i64", "bias_ids_ptr": "*i64"}
@@ -40,7 +40,9 @@ POINTERS |= dict.fromkeys(("drafts", "emitted", "matches"), "*i64") | {"out_tabl
 FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap")
 ORDINARY = {
     "attention_plan.triton.plan_kernel",
+    "experts.gradient_kernel.gate_kernel",
     "experts.gradient_kernel.gate_gradient_kernel",
+    "experts.gradient_kernel.row_sum_kernel",
     "experts.gradient_kernel.weight_gradient_kernel",
 }
 """Kernels that are no part of a chain: launched without PDL."""
@@ -84,8 +86,13 @@ SPLIT = {"SPLITS": 38, "CANDIDATES": 64, "SHIFT": 16}
 LOGPROBS = {"GROUPS": 4748, "GROUP": 32}
 LIKELIEST = LOGPROBS | {"SPLITS": 38, "SPLITS_BLOCK": 64, "FAMILY_BITS": 8}
 SORT = {"CHUNK": 64, "STEP": 32, "BLOCK_E": 128}
-GROUPED = {"N": 768, "K": 2048, "ACTIVATION": "none", "STAGES": 3, "UPCAST": False}
+GROUPED = {"N": 768, "K": 2048, "ACTIVATION": "none", "INTERLEAVED": False, "BIAS": False} | {
+    "STAGES": 3,
+    "UPCAST": False,
+}
 GATED_UP = {"TOP_K": 8, "TRANSPOSED": False, "ACTIVATION": "silu"}
+GATE = {"BLOCK": 1024, "INTERLEAVED": False}
+CLAMPED = {"TOP_K": 4, "TRANSPOSED": True, "ACTIVATION": "clamped_swiglu", "INTERLEAVED": True, "BIAS": True}
 FMA_CUT = {"BLOCK_N": 2, "BLOCK_K": 1024, "COPIES": 1}
 DRAFTS = {"K": 4, "BLOCK_K": 8}
 BUILDS = [
@@ -203,6 +210,11 @@ BUILDS = [
         "experts.grouped_kernel.grouped_kernel",
         GROUPED | {"N": 100, "K": 50, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64, "TOP_K": 2, "TRANSPOSED": True},
     ),
+    Build("experts.grouped_kernel.grouped_kernel", GROUPED | {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64} | CLAMPED),
+    Build(
+        "experts.grouped_kernel.grouped_kernel",
+        GROUPED | {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128, "BIAS": True} | GATED_UP,
+    ),
     Build(
         "experts.grouped_kernel.combine_kernel", {"TOP_K": 8, "BLOCK": 512, "WEIGHTED": True, "RESIDUAL": True}
     ),
@@ -211,7 +223,10 @@ BUILDS = [
         "experts.few_kernel.down_kernel",
         {"K": 768, "BLOCK_N": 4, "BLOCK_K": 256, "CHUNKS": 3, "COPIES": 4, "TOP_K": 8, "AT_ONCE": 5, "RESIDUAL": True},
     ),
-    Build("experts.gradient_kernel.gate_gradient_kernel", {"BLOCK": 1024, "ACTIVATION": "gelu_tanh"}),
+    Build("experts.gradient_kernel.gate_kernel", GATE | {"ACTIVATION": "silu"}),
+    Build("experts.gradient_kernel.gate_gradient_kernel", GATE | {"ACTIVATION": "gelu_tanh"}),
+    Build("experts.gradient_kernel.gate_gradient_kernel", GATE | {"ACTIVATION": "clamped_swiglu", "INTERLEAVED": True}),
+    Build("experts.gradient_kernel.row_sum_kernel", {"TOP_K": 4, "WEIGHTED": True, "ROWS": 32, "BLOCK": 128}),
     Build(
         "experts.gradient_kernel.weight_gradient_kernel",
         {"M": 2048, "N": 768, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "TOP_K_A": 8, "TOP_K_B": 0}
@@ -241,7 +256,9 @@ def compiled(build: Build, capability: int) -> tuple[str, str]:
     if constants.get("TMA"):
         for operand, block in (("x", "BLOCK_M"), ("w", "BLOCK_N"), ("w2", "BLOCK_N")):
             signature[f"{operand}_ptr"] = f"tensordesc<bf16[{constants[block]},{constants['BLOCK_K']}]>"
-    if build.kernel.startswith(("moe_route.", "experts.")) and "ids_ptr" in signature:
+    if build.kernel.startswith("experts."):
+        signature |= {n: t for n, t in (("ids_ptr", "*i32"), ("bias_ptr", "*bf16")) if n in signature}
+    if name == "route_kernel":
         signature["ids_ptr"] = "*i32"
     if constants.get("SCALED"):
         signature |= {n: "*fp8e4nv" for n in ("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr") if n in signature}

@@ -16,7 +16,7 @@ _ROOT = tempfile.TemporaryDirectory(prefix="cuformers-tests-")  # of this proces
 
 ALONE = ("llama-dynamic", "phi3-longrope")
 """Rows whose rotation transformers takes from the longest row of a batch, and cuformers from each row itself."""
-SOFTCAPPED = tuple(name for name, family in FAMILIES.items() if family.config == "Gemma2Config")
+WITHOUT_SDPA = tuple(name for name, f in FAMILIES.items() if f.config in ("Gemma2Config", "GptOssConfig"))
 """Rows that sdpa can't serve."""
 
 

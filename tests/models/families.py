@@ -88,6 +88,11 @@ FAMILIES: dict[str, Family] = {
         {**_EXPERTS, "head_dim": 16, "mlp_only_layers": [1], "attention_bias": True}
         | {"use_sliding_window": True, "sliding_window": 8},
     ),
+    "gpt_oss": Family(
+        "GptOssConfig",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16, "sliding_window": 8}
+        | _rope(rope_type="yarn", factor=4.0, truncate=False, original_max_position_embeddings=16),
+    ),
     "olmoe": Family("OlmoeConfig", {"num_experts": 7, "num_experts_per_tok": 3}),
     "olmoe-clipped": Family(
         "OlmoeConfig", {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.7, "norm_topk_prob": True}

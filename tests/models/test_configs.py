@@ -33,11 +33,15 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("file", [f for f in REAL if model_type(f) in specs()], ids=lambda f: f.parent.name)
-def test_real_dense_configs_have_transformers_weights(file: Path) -> None:
-    config = AutoConfig.from_pretrained(file.parent)
+def test_real_configs_have_transformers_weights(file: Path, tmp_path: Path) -> None:
+    """Of a quantized checkpoint, as it would be without that."""
+    raw = json.loads(file.read_text())
+    raw.pop("quantization_config", None)
+    write(tmp_path, json.dumps(raw))
+    config = AutoConfig.from_pretrained(tmp_path)
     ours = build(find(config.model_type), config)
     with torch.device("meta"):
-        theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(file.parent))
+        theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
     shapes = {name: p.shape for name, p in theirs.named_parameters()}
     assert {name: p.shape for name, p in ours.named_parameters()} == shapes
     assert ours.num_parameters() == theirs.num_parameters()
@@ -60,7 +64,7 @@ def test_real_quantized_configs(file: Path, tmp_path: Path) -> None:
         AutoConfig.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("method", [{"quant_method": "gptq", "bits": 4}, {"quant_method": "fp8"}])
+@pytest.mark.parametrize("method", [{"quant_method": n} for n in ("gptq", "fp8", "mxfp4")], ids=str)
 def test_quantized_configs_are_refused_by_method(method: dict, tmp_path: Path) -> None:
     write(tmp_path, json.dumps({"model_type": "llama", **SMALL, "quantization_config": method}))
     with pytest.raises(ValueError, match=rf"quantized \({method['quant_method']}\)"):

@@ -61,7 +61,7 @@ def test_what_a_hook_holds_is_not_overwritten(tmp_path: Path) -> None:
     assert all(torch.equal(kept, copy) for kept, copy in held)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"])
 def test_gradients_of_mixtures_are_transformers(name: str, tmp_path: Path) -> None:
     """The experts' kernels train; the rest is plain PyTorch."""
     oracle = tiny_model(name).train()

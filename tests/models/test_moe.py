@@ -14,7 +14,8 @@ from cuformers.models.registry import find
 from models.checkpoints import folder, load, oracle, shared, tokens
 from models.families import FAMILIES
 
-MIXTURES = [name for name in FAMILIES if name.split("-")[0] in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")]
+KINDS = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss")
+MIXTURES = [name for name in FAMILIES if name.split("-")[0] in KINDS]
 QWEN3_30B_A3B = {
     "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
     "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
@@ -27,6 +28,11 @@ QWEN15_A27B = {
     "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
     "use_sliding_window": False, "max_window_layers": 21,
 }  # fmt: skip
+GPT_OSS_20B = {
+    "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32,
+    "num_experts_per_tok": 4, "experts_per_token": 4, "initial_context_length": 4096, "swiglu_limit": 7.0,
+}  # fmt: skip
 OLMOE_7B = {
     "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 1024, "num_hidden_layers": 16,
     "num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
@@ -36,6 +42,7 @@ REAL = [
     ("qwen2_moe", QWEN15_A27B, 14_315_784_192),
     ("qwen3_moe", QWEN3_30B_A3B, 30_532_122_624),
     ("olmoe", OLMOE_7B, 6_919_161_856),
+    ("gpt_oss", GPT_OSS_20B, 20_914_757_184),
 ]
 
 
@@ -90,21 +97,29 @@ def test_routers_are_asked_only_where_wanted() -> None:
         load("llama")(ids, output_router_logits=True)
 
 
+def test_another_limit_of_the_activation_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"swiglu_limit=5.0.*allowed is 7.0"):
+        AutoConfig.for_model("gpt_oss", **{**GPT_OSS_20B, "swiglu_limit": 5.0})
+
+
 def test_noise_on_the_routers_is_refused_in_training() -> None:
     model = load("mixtral", router_jitter_noise=0.1)
     with pytest.raises(ValueError, match=r"router_jitter_noise=0.1"):
         model.train()
 
 
-def test_random_weights_reach_routers_and_experts() -> None:
-    config = AutoConfig.from_pretrained(folder("qwen2_moe"))
+@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss"])
+def test_random_weights_reach_routers_and_experts(name: str) -> None:
+    config = AutoConfig.from_pretrained(folder(name))
     model = AutoModelForCausalLM.from_config(config, device_map="cpu", seed=0)
-    for name, p in model.named_parameters():
-        if p.dim() > 1:
-            assert 0.15 < p.std() < 0.25 and p.mean().abs() < 0.1, name  # initializer_range is 0.2
+    for parameter, p in model.named_parameters():
+        if parameter.endswith("bias"):
+            assert not p.any(), parameter
+        elif p.dim() > 1:
+            assert 0.15 < p.std() < 0.25 and p.mean().abs() < 0.1, parameter  # initializer_range is 0.2
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe", "gpt_oss"])
 def test_the_number_of_experts_under_either_name(name: str) -> None:
     sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     for key in ("num_experts", "num_local_experts"):

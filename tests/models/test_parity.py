@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.checkpoints import ALONE, SOFTCAPPED, load, oracle, shared, tokens
+from models.checkpoints import ALONE, WITHOUT_SDPA, load, oracle, shared, tokens
 from models.families import FAMILIES
 
 ATOL = 1e-4
 SHORT, LONG = 20, 90  # the rows' max_position_embeddings is 64, their original lengths 16 to 32
-CASES = [(name, "eager") for name in FAMILIES] + [(name, "sdpa") for name in FAMILIES if name not in SOFTCAPPED]
+CASES = [(name, "eager") for name in FAMILIES] + [(name, "sdpa") for name in FAMILIES if name not in WITHOUT_SDPA]
 
 
 def same(ours: Tensor, theirs: Tensor, what: str) -> None:

@@ -10,13 +10,15 @@ from cuformers.cuda.device import capability
 from cuformers.kernels.experts.config import GroupedConfig
 from cuformers.kernels.experts.config import gradient as gradient_config
 from cuformers.kernels.experts.config import grouped as grouped_config
-from cuformers.kernels.experts.gradient_kernel import weight_gradient_kernel
+from cuformers.kernels.experts.gradient_kernel import row_sum_kernel, weight_gradient_kernel
 from cuformers.kernels.experts.grouped_kernel import combine_kernel, grouped_kernel
 from cuformers.kernels.experts.order import Order
 from cuformers.kernels.launch import interpreted, pdl
 
 COMBINE_BLOCK = 512
 """Columns per program of `combine_kernel`."""
+SUM_ROWS, SUM_BLOCK = 32, 128
+"""Rows that a program of `row_sum_kernel` adds at once, and its columns."""
 
 
 def grouped(
@@ -28,6 +30,8 @@ def grouped(
     top_k: int = 0,
     transposed: bool = False,
     activation: str = "none",
+    interleaved: bool = False,
+    bias: Tensor | None = None,
     cut: GroupedConfig | None = None,
 ) -> Tensor:
     """Each sorted row by its expert's weight [E, N, K]: y [P, N].
@@ -37,16 +41,19 @@ def grouped(
         block_m: that `order` was made for.
         top_k: choices of a token.
         transposed: the weight is [E, K, N].
-        activation: other than "none", the weight is [E, 2N, K], gate rows first, and y is act(gate) * up.
+        activation: other than "none", the weight has 2N outputs, the gate's first, and y is act(gate) * up.
+        interleaved: with an activation, gate and up take turns.
+        bias: [E, outputs of the weight].
         cut: overrides the rule, for tuning.
     """
     gated, (_, K) = activation != "none", x.shape
-    N = weight.shape[2] if transposed else weight.shape[1] // 2 if gated else weight.shape[1]
+    N = weight.shape[2 if transposed else 1] // (2 if gated else 1)
     cut = cut or grouped_config(block_m, gated=gated, dtype=x.dtype, on=capability(x.device))
     assert cut.block_m == block_m, "the tiles have block_m rows"
     y = torch.empty(len(order.order), N, dtype=x.dtype, device=x.device)
     flags: dict[str, Any] = {"N": N, "K": K, "TOP_K": top_k, "TRANSPOSED": transposed, "ACTIVATION": activation}
-    operands = (x, weight, order.order, order.tiles, y)
+    flags |= {"INTERLEAVED": interleaved, "BIAS": bias is not None}
+    operands = (x, weight, y if bias is None else bias, order.order, order.tiles, y)
     grid = (len(order.tiles) * triton.cdiv(N, cut.block_n),)
     grouped_kernel[grid](*operands, **flags, **_options(cut), **pdl(x.device))
     return y
@@ -79,6 +86,19 @@ def weight_gradient(
     flags: dict[str, Any] = {"M": M, "N": N, "TOP_K_A": top_k_a, "TOP_K_B": top_k_b, **_options(cut)}
     grid = (E * triton.cdiv(M, cut.block_m) * triton.cdiv(N, cut.block_n),)
     weight_gradient_kernel[grid](a, b, order.order, order.bounds, out, **flags)
+    return out
+
+
+def row_sums(a: Tensor, order: Order, *, top_k: int = 0, weights: Tensor | None = None) -> Tensor:
+    """For each expert the sum over its rows of a's row [N], times the pair's weight where given: [E, N].
+
+    a is sorted, [P, N], or by token where top_k is above 0; weights [T, k].
+    """
+    E, N = len(order.bounds) - 1, a.shape[1]
+    out = torch.empty(E, N, dtype=a.dtype, device=a.device)
+    flags: dict[str, Any] = {"TOP_K": top_k, "WEIGHTED": weights is not None, "ROWS": SUM_ROWS, "BLOCK": SUM_BLOCK}
+    given = a if weights is None else weights
+    row_sum_kernel[E, triton.cdiv(N, SUM_BLOCK)](a, given, order.order, order.bounds, out, N, **flags)
     return out
 
 
