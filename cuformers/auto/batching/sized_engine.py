@@ -15,6 +15,7 @@ from cuformers.engine.planner import WATERMARK
 from cuformers.engine.request import Request, Sampling
 from cuformers.engine.stats import Stats
 from cuformers.generation.batching_config import ContinuousBatchingConfig
+from cuformers.generation.fused import MAX_BIASED
 from cuformers.nn.cache import PagedCache, layout
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def capacity_for(
     free = memory.free_bytes(model.device)
     limit = int(free * share) // page
     if config.cache_tokens is None and full > limit:
-        steps = beside_cache(Capacity(rows=rows, length=longest, pages=1, eos=MAX_EOS))
+        steps = beside_cache(Capacity(rows=rows, length=longest, pages=1, eos=MAX_EOS, bias=MAX_BIASED))
         limit = int(max(0, free - steps) * share) // page
     if config.cache_tokens is None:
         pages = min(full, limit)
@@ -244,4 +245,4 @@ def capacity_for(
             f"{human(limit * page)}: lower num_blocks, raise max_memory_percent, or free memory."
         )
     length = min(longest, -(-pages // len(groups.windows)) * PAGE_SIZE)
-    return Capacity(rows=rows, length=length, pages=pages, eos=MAX_EOS)
+    return Capacity(rows=rows, length=length, pages=pages, eos=MAX_EOS, bias=MAX_BIASED)

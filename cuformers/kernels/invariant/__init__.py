@@ -25,6 +25,7 @@ REPLACED: dict[str, tuple[str, str, frozenset[Mode]]] = {
     "rms_norm_add": ("invariant.rows", "rms_norm_add", BOTH),
     "gated_activation": ("invariant.rows", "gated_activation", BOTH),
     "logprobs": ("invariant.rows", "logprobs", BOTH),
+    "sample": ("invariant.rows", "sample", INFER),
     "rope_cache": ("invariant.rope", "rope_cache", BOTH),
     "attention_plan": ("invariant.attention", "attention_plan", INFER),
     "chunk_attention": ("invariant.attention", "chunk_attention", INFER),
