@@ -6,21 +6,25 @@ order: what a step reads may be handed on as soon as the step has been launched.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import RLock
 
 import torch
+from torch import nn
 
 from cuformers.cuda import memory
-from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed
+from cuformers.engine.cache_dtype import wants_fp8
+from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed, wanted
 from cuformers.engine.draft_model import check_draft, page_bytes
 from cuformers.engine.launch import launch
 from cuformers.engine.logprobs import check_wanted, report, report_prompts
 from cuformers.engine.mail import Letter, Mail, Owner
 from cuformers.engine.planner import WATERMARK, Planner
+from cuformers.engine.postbox import SLOTS
 from cuformers.engine.profile import step_bytes
 from cuformers.engine.request import Drafts, Finish, Request
 from cuformers.engine.runner import Runner
+from cuformers.kernels.cache_scales import FP8
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.cache import CacheLayout, PagedCache, layout
 from cuformers.nn.decoder import CausalLM
@@ -43,6 +47,7 @@ class Engine:
         draft: CausalLM | None = None,
         watermark: float = WATERMARK,
         host_bytes: int = 0,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         """
         Args:
@@ -55,13 +60,17 @@ class Engine:
             watermark: share of the cache that a new request leaves free where others run.
             host_bytes: of the host's memory, to keep the keys of requests that give way to others; without, or where
                 they do not fit, they are computed anew.
+            kv_cache_dtype: of the cache: "auto", the model's own, or "fp8_e4m3" ("fp8"), half the bytes. Prompts that
+                `backend` computes see their own keys as they were before they were rounded: their tokens may differ
+                from those of a prompt that is computed in chunks or found in the cache.
 
         Raises:
-            ValueError: the small model can't guess for this one.
+            ValueError: the small model can't guess for this one; fp8 is not possible here.
         """
         if draft is not None:
             check_draft(draft, model)
         self.model, self.backend, self.draft = model, backend, draft
+        self.fp8_cache = wants_fp8(kv_cache_dtype, self._models)
         self.device = model.lm_head.weight.device
         self.use_graphs = use_graphs
         self.lag = LAG if self.device.type == "cuda" else 0
@@ -144,6 +153,7 @@ class Engine:
         plan = self.planner.plan(settled=not self._letters)
         launched = plan is not None and not plan.wait
         if plan is not None and launched:
+            assert len(self._letters) < SLOTS, "a letter's slot is not used again before it is read"
             self._letters.append(self._mail.send(*launch(self.runner, self.planner, plan, self._drafts)))
         if self._letters and (not launched or len(self._letters) > self.lag):
             self._collect(self.planner)
@@ -160,11 +170,8 @@ class Engine:
             if request.finish is None:
                 request.end(Finish.FAILED)
         self.planner.new_epoch()  # what was launched may never have been computed
-        if self.runner is None:
-            return
-        state = self.runner.table.decode
-        state.lengths.zero_()
-        state.slots.fill_(-1)
+        if self.runner is not None:
+            self.runner.reset()
 
     def _collect(self, planner: Planner) -> None:
         """Waits for the oldest letter, and hands its tokens to their requests."""
@@ -215,9 +222,11 @@ class Engine:
         Raises:
             OutOfDeviceMemory: the cache for the longest of them does not fit.
         """
+        if self._fits(lambda runner: wanted(requests, runner.cache.layout)):
+            return
         groups = self._layout()
         page = self._page_bytes(groups)
-        page += 0 if self.draft is None else page_bytes(self.draft, PAGE_SIZE)
+        page += 0 if self.draft is None else page_bytes(self.draft, PAGE_SIZE, self.fp8_cache)
         held = self.runner.cache_bytes if self.runner else 0
         free = memory.free_bytes(self.device) + held
         need = needed(requests, groups, page, free)
@@ -228,14 +237,12 @@ class Engine:
     def beside_cache(self, capacity: Capacity) -> int:
         """Bytes to leave free beside the cache: twice what the largest step takes, as captured steps have their own."""
         self.runner = None
-        return 2 * step_bytes(self.model, self.backend, capacity, self._layout(), self.max_batch_tokens)
+        sizes = (capacity, self._layout(), self.max_batch_tokens)
+        return 2 * step_bytes(self.model, self.backend, *sizes, fp8_cache=self.fp8_cache)
 
     def configure(self, need: Capacity) -> None:
         """Makes the buffers hold at least so much. What runs is computed anew where they have to be made anew."""
-        weights = self._current_weights()
-        if weights != self._weights:
-            self.runner, self._weights = None, weights
-        if self.runner is not None and self.runner.capacity.covers(need):
+        if self._fits(lambda _: need):
             return
         capacity = need.joined(self.runner.capacity) if self.runner else need
         self._plan_anew(capacity)
@@ -249,7 +256,15 @@ class Engine:
             page_size=PAGE_SIZE,
             draft=self.draft,
             host_places=self._host_places,
+            fp8_cache=self.fp8_cache,
         )
+
+    def _fits(self, need: Callable[[Runner], Capacity]) -> bool:
+        """Whether the buffers hold what is needed already; a runner whose weights are others now is dropped."""
+        weights = self._current_weights()
+        if weights != self._weights:
+            self.runner, self._weights = None, weights
+        return self.runner is not None and self.runner.capacity.covers(need(self.runner))
 
     def release(self) -> None:
         """Frees the cache, the table and the captured steps; until `configure` what waits or runs waits."""
@@ -305,7 +320,8 @@ class Engine:
         return self.host_bytes // self._page_bytes(self._layout())
 
     def _page_bytes(self, groups: CacheLayout) -> int:
-        spec, dtype = self.model.model.attention_specs[0], self.model.lm_head.weight.dtype
+        spec = self.model.model.attention_specs[0]
+        dtype = FP8 if self.fp8_cache else self.model.lm_head.weight.dtype
         return PagedCache.page_bytes(groups.size, spec.num_kv_heads, spec.head_dim, PAGE_SIZE, dtype)
 
     def _layout(self) -> CacheLayout:
@@ -313,12 +329,23 @@ class Engine:
         return layout([spec.window for spec in self.model.model.attention_specs], apart=len(set(devices)) == 1)
 
     def _current_weights(self) -> tuple[object, ...]:
-        places = (p.data_ptr() for model in self._models for p in model.parameters())
+        places = (place for model in self._models for place in _places(model))
         return (*(model.ops for model in self._models), self.backend, *places)
 
     @property
     def _models(self) -> tuple[CausalLM, ...]:
         return (self.model,) if self.draft is None else (self.model, self.draft)
+
+
+def _places(model: nn.Module) -> list[int]:
+    """Addresses of the weights. Every call of generate asks, and `model.parameters()` takes a millisecond."""
+    found: list[int] = []
+    left = [model]
+    while left:
+        module = left.pop()
+        found += [p.data_ptr() for p in module._parameters.values() if p is not None]
+        left += [child for child in module._modules.values() if child is not None]
+    return found
 
 
 def _drafts_for(requests: Sequence[Request]) -> Drafts | None:

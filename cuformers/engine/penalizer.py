@@ -67,6 +67,10 @@ class Penalizer:
             if x is not self._state.eos:  # which moves with the state
                 x.index_copy_(0, target, x[source])
 
+    def reset(self) -> None:
+        """Empties the workspace, which a step that broke may have left full."""
+        self._counts.zero_()
+
     def scores(self, penalize: Callable[..., Tensor], logits: Tensor, rows: Tensor | None) -> Tensor:
         """[R, V] float32 of logits [R, V] that are about to be drawn from; anything for idle rows.
 

@@ -22,6 +22,7 @@ from cuformers.kernels.norm import ADD_RMS_NORM, RMS_NORM, RMS_NORM_ADD
 from cuformers.kernels.op import Choice, Op, Problem
 from cuformers.kernels.paged_attention import OP as PAGED_ATTENTION
 from cuformers.kernels.penalize import OP as PENALIZE
+from cuformers.kernels.post import OP as POST
 from cuformers.kernels.prepare import OP as PREPARE
 from cuformers.kernels.prepare import StepInput
 from cuformers.kernels.rope_cache import OP as ROPE_CACHE
@@ -47,6 +48,7 @@ OPS: tuple[Op, ...] = (
     LOGPROBS,
     PENALIZE,
     ADVANCE,
+    POST,
     PREPARE,
     DRAFT_LOOKUP,
     SPREAD_DRAFTS,
@@ -76,6 +78,7 @@ class Kernels:
     logprobs: Callable[..., Logprobs]
     penalize: Callable[..., Tensor]
     advance: Callable[..., None]
+    post: Callable[..., None]
     prepare: Callable[..., StepInput]
     draft_lookup: Callable[..., Tensor]
     spread_drafts: Callable[..., DraftRows]
@@ -87,8 +90,8 @@ class Kernels:
 
     @property
     def can_capture(self) -> bool:
-        """Whether a CUDA graph can hold them: a reference may look at values on the host."""
-        return all(choice.implementation.name != "reference" for choice in self.choices)
+        """Whether a CUDA graph can hold them."""
+        return all(choice.implementation.captures for choice in self.choices)
 
 
 @cache

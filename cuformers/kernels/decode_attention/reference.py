@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from cuformers.kernels.attention_plan import AttentionPlan
+from cuformers.kernels.cache_scales import CacheScales
 from cuformers.kernels.norm_args import Norm
 from cuformers.kernels.paged_attention.reference import paged_attention
 from cuformers.kernels.rope_cache.reference import rope_cache
@@ -25,6 +26,7 @@ def decode_attention(
     k_norm: Norm | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    scales: CacheScales | None = None,
     plan: AttentionPlan | None = None,
     newest: int = 1,
 ) -> Tensor:
@@ -43,5 +45,7 @@ def decode_attention(
         k_cache=k_cache,
         v_cache=v_cache,
         slots=slots,
+        scales=scales,
     )
-    return paged_attention(q, k_cache, v_cache, block_tables, lengths, scale=scale, window=window, softcap=softcap)
+    options = {"scale": scale, "window": window, "softcap": softcap, "scales": scales}
+    return paged_attention(q, k_cache, v_cache, block_tables, lengths, **options)
