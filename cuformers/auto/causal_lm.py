@@ -18,6 +18,7 @@ from cuformers.checkpoint.materialize import initialize, materialize
 from cuformers.checkpoint.placement import DeviceMap, DeviceSpec
 from cuformers.checkpoint.resolve import folder_patterns, resolve_folder
 from cuformers.generation.config import GenerationConfig
+from cuformers.kernels.hub.config import KernelConfig
 from cuformers.models.config import ModelConfig
 from cuformers.models.registry import find
 from cuformers.nn.norm import RMSNorm
@@ -47,6 +48,9 @@ class AutoModelForCausalLM:
         attn_implementation: str | None = None,
         kernels: str = "auto",
         deterministic: bool = False,
+        use_kernels: bool = False,
+        kernel_config: KernelConfig | None = None,
+        allow_all_kernels: bool = False,
         generation_config: GenerationConfig | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
@@ -70,6 +74,8 @@ class AutoModelForCausalLM:
             kernels: "auto", "reference" (plain PyTorch) or "triton".
             deterministic: tokens and log-probabilities with the same bits in any batch, as `model.set_deterministic`
                 says; it costs speed and needs an NVIDIA GPU.
+            use_kernels, kernel_config, allow_all_kernels: layers that other people's kernels compute, as
+                `model.set_use_kernels` says. Our own kernels need none of these.
             generation_config: replaces the checkpoint's own.
             revision, token, cache_dir, local_files_only, subfolder: where on the hub, as in huggingface_hub.
             variant: reads model.VARIANT.safetensors.
@@ -102,7 +108,8 @@ class AutoModelForCausalLM:
         model.follow(placement)
         model.name_or_path = str(pretrained_model_name_or_path)
         model.generation_config = generation_config or _generation_config(folder, config)
-        return _finish(model, attn_implementation, kernels, deterministic)
+        hub = (use_kernels, kernel_config, allow_all_kernels)
+        return _finish(model, attn_implementation, kernels, deterministic, hub)
 
     @classmethod
     def from_config(
@@ -114,6 +121,9 @@ class AutoModelForCausalLM:
         attn_implementation: str | None = None,
         kernels: str = "auto",
         deterministic: bool = False,
+        use_kernels: bool = False,
+        kernel_config: KernelConfig | None = None,
+        allow_all_kernels: bool = False,
         seed: int | None = None,
         **unknown: Any,
     ) -> PreTrainedModel:
@@ -134,11 +144,16 @@ class AutoModelForCausalLM:
             seed = int(torch.randint(0, 2**63 - 1, ()).item())
         initialize(model, _initializer(config.initializer_range), seed=seed)
         model.follow(placement)
-        return _finish(model, attn_implementation, kernels, deterministic)
+        hub = (use_kernels, kernel_config, allow_all_kernels)
+        return _finish(model, attn_implementation, kernels, deterministic, hub)
 
 
 def _finish(
-    model: PreTrainedModel, attn_implementation: str | None, kernels: str, deterministic: bool
+    model: PreTrainedModel,
+    attn_implementation: str | None,
+    kernels: str,
+    deterministic: bool,
+    hub: tuple[bool, KernelConfig | None, bool],
 ) -> PreTrainedModel:
     model.eval()
     if deterministic:
@@ -146,6 +161,12 @@ def _finish(
     model.set_attn_implementation(attn_implementation)
     if kernels != "auto":
         model.set_kernels(kernels)
+    use_kernels, kernel_config, allow_all_kernels = hub
+    if kernel_config is not None and not use_kernels:
+        notice("kernel_config is given, so use_kernels=True.")
+        use_kernels = True
+    if use_kernels:
+        model.set_use_kernels(True, kernel_config, allow_all_kernels=allow_all_kernels)
     return model
 
 

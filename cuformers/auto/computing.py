@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from cuformers.auto.batching.methods import BatchedGeneration
+from cuformers.auto.hub_layers import HubLayers
 from cuformers.base.errors import bad_argument
 from cuformers.checkpoint.needs import Placement
 from cuformers.cuda.device import capability
 from cuformers.engine.cache_dtype import wants_fp8
 from cuformers.engine.engine import Engine
+from cuformers.kernels.hub.choose import choose
+from cuformers.kernels.hub.config import KernelConfig
 from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import Kernels, select
 from cuformers.models.config import ModelConfig
@@ -24,12 +27,13 @@ from cuformers.nn.kernel_module import set_kernels
 from cuformers.nn.offload import Offload
 from cuformers.nn.rows import lay_in_rows
 from cuformers.nn.spread import Spread
+from cuformers.nn.uses import uses_of
 
 _OWN = ("engine", "other_engine", "_batching")
 """Attributes that refer to this model, and that it makes when they are first used."""
 
 
-class Computing(BatchedGeneration, CausalLM):
+class Computing(BatchedGeneration, HubLayers, CausalLM):
     """A CausalLM that chooses what computes it, anew whenever it moves or changes mode."""
 
     config: ModelConfig
@@ -126,7 +130,7 @@ class Computing(BatchedGeneration, CausalLM):
             ValueError: there is no NVIDIA GPU, or kernels or an attention backend were asked for that can't do it; all
                 stays as it was then.
         """
-        ops = self._table(self._kernels_wanted, on)
+        ops = self._table(self._kernels_wanted, on, self._layers_wanted)
         backend = self._choose_backend(self._attention_wanted, ops)
         set_kernels(self, ops)
         self._deterministic = on
@@ -135,8 +139,13 @@ class Computing(BatchedGeneration, CausalLM):
         self.destroy_cached_continuous_batching_manager()
 
     def kernels(self) -> tuple[Choice, ...]:
-        """For each op the implementation in use, and why the others are not."""
+        """For each op the implementation in use, why it is another than our best one, and why the others are not."""
         return self.ops.choices
+
+    def _take_layers(self, layers: KernelConfig | None) -> None:
+        if not self.lm_head.weight.is_meta:
+            set_kernels(self, self._table(self._kernels_wanted, self.deterministic, layers))
+            self.destroy_cached_continuous_batching_manager()
 
     def train(self, mode: bool = True) -> Self:
         """Switches between training and inference, and to the kernels of that mode."""
@@ -145,9 +154,14 @@ class Computing(BatchedGeneration, CausalLM):
             if mode and drops.get(name):
                 remedy = "Load the model with it set to 0.0: nothing here is dropped at random."
                 raise bad_argument(f"config.{name}", drops[name], "0 in training", remedy)
+        before = self.training
         super().train(mode)
         if not self.lm_head.weight.is_meta:
-            self._select(self._kernels_wanted)
+            try:
+                self._select(self._kernels_wanted)
+            except (ValueError, ImportError):  # a hub kernel that can't be had, or fails, in this mode
+                super().train(before)
+                raise
         return self
 
     def follow(self, placement: Placement) -> None:
@@ -181,17 +195,28 @@ class Computing(BatchedGeneration, CausalLM):
         """Chooses layout, kernels and attention for where the weights are now; after every move."""
         lay_in_rows(self)
         self._forget("backend", "engine", "other_engine")
-        self._select(self._kernels_wanted)
+        try:
+            self._select(self._kernels_wanted)
+        except (ValueError, ImportError):
+            if self._layers_wanted is not None:  # a hub kernel that fails here: the moved model works without it
+                self._use_kernels = False
+                self._select(self._kernels_wanted)
+            raise
 
     def _select(self, want: str) -> None:
-        set_kernels(self, self._table(want, self.deterministic))
+        set_kernels(self, self._table(want, self.deterministic, self._layers_wanted))
 
-    def _table(self, want: str, deterministic: bool) -> Kernels:
+    def _table(self, want: str, deterministic: bool, layers: KernelConfig | None) -> Kernels:
         mode = "train" if self.training else "infer"
         problem = Problem(device=self.device.type, capability=capability(self.device), dtype=self.dtype, mode=mode)
         if want == "triton" and mode == "train":
             want = "auto"  # what has no backward is the reference's in training
-        return select(problem, want, deterministic=deterministic)
+        if layers is None:
+            return select(problem, want, deterministic=deterministic)
+        if deterministic:
+            remedy = "Others' kernels promise nothing about bits: model.set_use_kernels(False) comes first."
+            raise bad_argument("deterministic", True, "False with kernel_config", remedy)
+        return choose(layers, uses_of(self.model), problem, self.device, want)
 
     def _choose_backend(self, name: str | None, ops: Kernels) -> AttentionBackend:
         if ops.deterministic:

@@ -16,10 +16,8 @@ from cuformers.kernels.paged_attention.merge_kernel import merge_kernel
 from cuformers.kernels.pages import readable
 
 LOG2E = 1.4426950408889634
-MERGED_AT_ONCE = 32
-"""Parts that a program of the merge holds at once."""
-MERGERS = 8
-"""Programs of the merge for each multiprocessor, at the most: few rows are split, and idle programs cost time."""
+MANY_ROWS = 64
+"""Split rows from which on `merge_config` thinks them many."""
 
 
 class AttentionConfig(NamedTuple):
@@ -62,6 +60,27 @@ def config(
     return AttentionConfig(block_s, 2, 3, False)
 
 
+class MergeConfig(NamedTuple):
+    """How the parts of split rows are merged."""
+
+    block_p: int
+    """Parts that a program holds at once."""
+    num_warps: int
+    """Warps per program."""
+    per_sm: int
+    """Programs for each multiprocessor, at the most: idle ones cost time."""
+
+
+def merge_config(rows: int) -> MergeConfig:
+    """The rule for up to `rows` split rows: of many rows each has few parts.
+
+    Example:
+        >>> merge_config(1)
+        MergeConfig(block_p=32, num_warps=4, per_sm=8)
+    """
+    return MergeConfig(32, 4, 8) if rows <= MANY_ROWS else MergeConfig(4, 1, 32)
+
+
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -102,8 +121,9 @@ def paged_attention(
     else:
         _launch_fp8(q, k_cache, v_cache, scales, operands, numbers, options, cut)
     rows = plan.split_rows.shape[0]
-    merge_kernel[(min(rows, max(1, MERGERS * sms(q.device) // num_heads)), num_heads)](
-        part, stats, sink, out, plan.split_rows, rows, HQ=num_heads, BLOCK_P=MERGED_AT_ONCE, num_warps=4,
+    merge = merge_config(rows)
+    merge_kernel[(min(rows, max(1, merge.per_sm * sms(q.device) // num_heads)), num_heads)](
+        part, stats, sink, out, plan.split_rows, rows, HQ=num_heads, BLOCK_P=merge.block_p, num_warps=merge.num_warps,
         **shape, **chain,
     )  # fmt: skip
     return out

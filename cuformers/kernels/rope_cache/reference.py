@@ -45,11 +45,11 @@ def _norm_and_rotate(x: Tensor, norm: Norm | None, cos: Tensor | None, sin: Tens
     if norm is not None:
         h = rms_norm(h, *norm)
     if cos is not None and sin is not None:
-        h = _rotate(h, wide(cos)[rows.long(), None], wide(sin)[rows.long(), None])
+        h = rotate(h, wide(cos)[rows.long(), None], wide(sin)[rows.long(), None])
     return h.to(x.dtype)
 
 
-def _rotate(h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pairs are (i, i + rot/2), "rotate_half"; dims from rot on pass through. cos, sin: [T, 1, rot / 2]."""
     half = cos.shape[-1]
     a, b, rest = h.split((half, half, h.shape[-1] - 2 * half), dim=-1)
