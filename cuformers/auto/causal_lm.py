@@ -21,6 +21,9 @@ from cuformers.generation.config import GenerationConfig
 from cuformers.kernels.hub.config import KernelConfig
 from cuformers.models.config import ModelConfig
 from cuformers.models.registry import find
+from cuformers.nn.attention import hub
+from cuformers.nn.attention.block import Attention
+from cuformers.nn.attention.choose import attention_name
 from cuformers.nn.norm import RMSNorm
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -45,7 +48,7 @@ class AutoModelForCausalLM:
         dtype: str | torch.dtype = "auto",
         device_map: DeviceMap | None = None,
         max_memory: Mapping[DeviceSpec, int | str] | None = None,
-        attn_implementation: str | None = None,
+        attn_implementation: str | Mapping[str, str] | None = None,
         kernels: str = "auto",
         deterministic: bool = False,
         use_kernels: bool = False,
@@ -70,12 +73,14 @@ class AutoModelForCausalLM:
             device_map: "cuda", "cuda:1", 1, "cpu", a torch.device, "auto", or a dict from module to device. None takes
                 the GPU where there is one.
             max_memory: bytes to use of each device, for "auto": {0: "20GiB", "cpu": "30GiB"}.
-            attn_implementation: name of the attention backend; None leaves the choice to us.
+            attn_implementation: attention backend, as `model.set_attn_implementation` says; None takes the config's
+                where that can serve the model, and else leaves the choice to us.
             kernels: "auto", "reference" (plain PyTorch) or "triton".
             deterministic: tokens and log-probabilities with the same bits in any batch, as `model.set_deterministic`
                 says; it costs speed and needs an NVIDIA GPU.
-            use_kernels, kernel_config, allow_all_kernels: layers that other people's kernels compute, as
-                `model.set_use_kernels` says. Our own kernels need none of these.
+            use_kernels, kernel_config: layers that other people's kernels compute, as `model.set_use_kernels` says. Our
+                own kernels need neither.
+            allow_all_kernels: kernels of the hub, attention too, may be of publishers that it does not list as trusted.
             generation_config: replaces the checkpoint's own.
             revision, token, cache_dir, local_files_only, subfolder: where on the hub, as in huggingface_hub.
             variant: reads model.VARIANT.safetensors.
@@ -108,8 +113,9 @@ class AutoModelForCausalLM:
         model.follow(placement)
         model.name_or_path = str(pretrained_model_name_or_path)
         model.generation_config = generation_config or _generation_config(folder, config)
-        hub = (use_kernels, kernel_config, allow_all_kernels)
-        return _finish(model, attn_implementation, kernels, deterministic, hub)
+        return _finish(
+            model, attn_implementation, kernels, deterministic, use_kernels, kernel_config, allow_all_kernels
+        )
 
     @classmethod
     def from_config(
@@ -118,7 +124,7 @@ class AutoModelForCausalLM:
         *,
         dtype: str | torch.dtype = "auto",
         device_map: DeviceMap | None = None,
-        attn_implementation: str | None = None,
+        attn_implementation: str | Mapping[str, str] | None = None,
         kernels: str = "auto",
         deterministic: bool = False,
         use_kernels: bool = False,
@@ -144,30 +150,48 @@ class AutoModelForCausalLM:
             seed = int(torch.randint(0, 2**63 - 1, ()).item())
         initialize(model, _initializer(config.initializer_range), seed=seed)
         model.follow(placement)
-        hub = (use_kernels, kernel_config, allow_all_kernels)
-        return _finish(model, attn_implementation, kernels, deterministic, hub)
+        return _finish(
+            model, attn_implementation, kernels, deterministic, use_kernels, kernel_config, allow_all_kernels
+        )
 
 
 def _finish(
     model: PreTrainedModel,
-    attn_implementation: str | None,
+    attn_implementation: str | Mapping[str, str] | None,
     kernels: str,
     deterministic: bool,
-    hub: tuple[bool, KernelConfig | None, bool],
+    use_kernels: bool,
+    kernel_config: KernelConfig | None,
+    allow_all_kernels: bool,
 ) -> PreTrainedModel:
     model.eval()
     if deterministic:
         model.set_deterministic()
-    model.set_attn_implementation(attn_implementation)
+    if attn_implementation is None:
+        _attend_as_configured(model)
+    else:
+        model.set_attn_implementation(attn_implementation, allow_all_kernels)
     if kernels != "auto":
         model.set_kernels(kernels)
-    use_kernels, kernel_config, allow_all_kernels = hub
     if kernel_config is not None and not use_kernels:
         notice("kernel_config is given, so use_kernels=True.")
         use_kernels = True
     if use_kernels:
         model.set_use_kernels(True, kernel_config, allow_all_kernels=allow_all_kernels)
     return model
+
+
+def _attend_as_configured(model: PreTrainedModel) -> None:
+    """The config's attention where it can serve the model; a checkpoint names no code to fetch and run."""
+    wish, name = model.config.attn_implementation, None
+    try:
+        name = attention_name(wish)
+        if name is not None and hub.parse(name) is not None:
+            raise ValueError("a hub kernel is taken only where attn_implementation= names it.")
+        model.set_attn_implementation(name)
+    except ValueError as reason:
+        notice(f"config.attn_implementation={wish!r} is passed over: {reason}")
+        model.set_attn_implementation(None)
 
 
 def _take_aliases(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -209,5 +233,7 @@ def _initializer(std: float) -> Any:
             module.weight.normal_(0.0, std, generator=generator)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
+        elif isinstance(module, Attention) and module.sinks is not None:
+            module.sinks.normal_(0.0, std, generator=generator)
 
     return init

@@ -1,6 +1,7 @@
 """How a model computes where it is: kernels, attention, engines, and weights that move."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -19,9 +20,10 @@ from cuformers.kernels.hub.config import KernelConfig
 from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import Kernels, select
 from cuformers.models.config import ModelConfig
-from cuformers.nn.attention.backend import AttentionBackend
-from cuformers.nn.attention.choose import choose_backend
+from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem
+from cuformers.nn.attention.choose import attention_name, choose_backend
 from cuformers.nn.attention.deterministic import deterministic_backend
+from cuformers.nn.attention.over_pages import TritonAttention
 from cuformers.nn.decoder import CausalLM, Decoder, HeadSpec
 from cuformers.nn.kernel_module import set_kernels
 from cuformers.nn.offload import Offload
@@ -42,6 +44,7 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
         super().__init__(decoder, head)
         self._kernels_wanted = "auto"
         self._attention_wanted: str | None = None
+        self._allow_all_kernels = False
         self._deterministic = False
         self._movers: tuple[Offload | Spread, ...] = ()
 
@@ -69,10 +72,16 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
         """The attention backend of prompts and training."""
         return self._choose_backend(self._attention_wanted, self.ops)
 
+    @property
+    def attention_problem(self) -> AttentionProblem:
+        """What this model asks of an attention backend, where it is and in its mode."""
+        return replace(super().attention_problem, train=self.training)
+
     @cached_property
     def engine(self) -> Engine:
         """What generates. Weights that move between devices rule out captured graphs."""
-        backend = self.backend if self._attention_wanted is not None else None
+        asked = self._attention_wanted is not None and self.backend.name != TritonAttention.name
+        backend = self.backend if asked else None  # that one is the engine's own kernel, which reads the cache
         return Engine(self, backend, use_graphs=False if self._movers else None)
 
     def engine_with(self, assistant: "Computing | None" = None, kv_cache_dtype: str = "auto") -> Engine:
@@ -94,13 +103,27 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
             self.__dict__["other_engine"] = kept
         return kept
 
-    def set_attn_implementation(self, name: str | None) -> None:
-        """Changes the attention backend; None leaves the choice to us.
+    def set_attn_implementation(
+        self, attn_implementation: str | Mapping[str, str] | None, allow_all_kernels: bool = False
+    ) -> None:
+        """Changes the attention backend.
+
+        Args:
+            attn_implementation: a name of the table in docs/nvidia-gpu.md, "paged|NAME", a name that was registered
+                with `AttentionInterface`, or a hub reference org/repo[@revision][:function]; None leaves it to us.
+            allow_all_kernels: a hub reference may be to a publisher that the hub does not list as trusted: its code
+                runs in this process.
 
         Raises:
             ValueError: unknown, or it can't serve this model here; the present one stays then.
         """
-        backend = self._choose_backend(name, self.ops)
+        name = attention_name(attn_implementation)
+        self._allow_all_kernels, before = allow_all_kernels, self._allow_all_kernels
+        try:
+            backend = self._choose_backend(name, self.ops)
+        except ValueError:
+            self._allow_all_kernels = before
+            raise
         self._attention_wanted = None if self.deterministic else name
         self._forget("engine", "other_engine")
         self.__dict__["backend"] = backend
@@ -159,10 +182,17 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
         if not self.lm_head.weight.is_meta:
             try:
                 self._select(self._kernels_wanted)
-            except (ValueError, ImportError):  # a hub kernel that can't be had, or fails, in this mode
+                if mode != before:
+                    self._attend_in_mode()
+            except (ValueError, ImportError):  # a kernel or an attention that was asked for can't serve this mode
                 super().train(before)
+                self._select(self._kernels_wanted)
                 raise
         return self
+
+    def _attend_in_mode(self) -> None:
+        """Chooses attention for the present mode."""
+        self.__dict__["backend"] = self._choose_backend(self._attention_wanted, self.ops)
 
     def follow(self, placement: Placement) -> None:
         """Sets up what computing needs where parts of the model lie or run on different devices.
@@ -221,7 +251,7 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
     def _choose_backend(self, name: str | None, ops: Kernels) -> AttentionBackend:
         if ops.deterministic:
             return deterministic_backend(name, self.attention_problem, ops.chunk_attention)
-        return choose_backend(name, self.attention_problem)
+        return choose_backend(name, self.attention_problem, allow_all_kernels=self._allow_all_kernels)
 
     def _forget(self, *names: str) -> None:
         for name in names:

@@ -14,6 +14,7 @@ def attention_spec(
     scale: float | None = None,
     softcap: float | None = None,
     rope: str | None = "default",
+    sinks: bool = False,
 ) -> AttentionSpec:
     """The attention of one layer; `window` applies where the layer's kind is sliding."""
     assert config.head_dim is not None and config.num_key_value_heads is not None
@@ -26,6 +27,7 @@ def attention_spec(
         window=window if config.layer_kinds[layer] == SLIDING else None,
         softcap=softcap,
         rope=rope,
+        sinks=sinks,
     )
 
 

@@ -91,9 +91,11 @@ class CausalLM(KernelModule):
         return AttentionProblem(
             device=weight.device,
             dtype=weight.dtype,
-            head_dim=specs[0].head_dim,
+            head_dim=max(s.head_dim for s in specs),
             softcap=any(s.softcap is not None for s in specs),
             window=any(s.window is not None for s in specs),
+            sinks=any(s.sinks for s in specs),
+            v_head_dim=next((s.v_head_dim for s in specs if s.v_head_dim is not None), None),
         )
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -210,6 +210,7 @@ DECODES = (
     DecodeShape(AttentionShape((0, 17, 16), 4, 1, 80, page=32, softcap=20.0), 32, norm=True),
     DecodeShape(AttentionShape((100, 7), 7, 1, 64, page=128, window=20), 0, norm=True),
     DecodeShape(AttentionShape((150,), 2, 1, 256, page=16, window=50), 256),
+    DecodeShape(AttentionShape((40, 0, 9), 4, 2, 64, page=16, window=30, sinks=True), 64),
 )
 
 
@@ -242,6 +243,7 @@ def decode(shape: DecodeShape, planned: bool, dtype: torch.dtype, device: torch.
     kwargs |= {"k_cache": pool[0].to(device, dtype), "v_cache": pool[1].to(device, dtype), "slots": slots.to(device)}
     kwargs |= {"block_tables": tables.to(device), "lengths": lengths.to(device), "num_heads": s.heads}
     kwargs |= {"scale": s.dim**-0.5, "window": s.window, "softcap": s.softcap}
+    kwargs["sinks"] = torch.randn(s.heads).to(device, dtype) if s.sinks else None
     if shape.norm:
         kwargs |= {f"{x}_norm": Norm(randn(s.dim, **make), 1e-3, float(x == "k")) for x in "qk"}
     kwargs["plan"] = fine_plan(kwargs["lengths"], s) if planned else None

@@ -26,6 +26,7 @@ def decode_attention(
     k_norm: Norm | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     scales: CacheScales | None = None,
     plan: AttentionPlan | None = None,
     newest: int = 1,
@@ -47,5 +48,5 @@ def decode_attention(
         slots=slots,
         scales=scales,
     )
-    options = {"scale": scale, "window": window, "softcap": softcap, "scales": scales}
+    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "scales": scales}
     return paged_attention(q, k_cache, v_cache, block_tables, lengths, **options)

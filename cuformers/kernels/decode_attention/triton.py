@@ -29,6 +29,7 @@ def decode_attention(
     k_norm: Norm | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     scales: CacheScales | None = None,
     plan: AttentionPlan | None = None,
     newest: int = 1,
@@ -50,6 +51,6 @@ def decode_attention(
         slots=slots,
         scales=scales,
     )
-    options = {"scale": scale, "window": window, "softcap": softcap, "scales": scales}
+    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "scales": scales}
     options |= {"plan": plan, "newest": newest, "cut": cut}
     return paged_attention(q, k_cache, v_cache, block_tables, lengths, **options)

@@ -62,7 +62,7 @@ class Source:
         """
         package = kernels_package()
         if not self.local:
-            self._check_trust()
+            check_trust(self.repo, trusted=self.trust_remote_code)
         try:
             layers = self._kernel(package).layers
         except FAILURES as problem:
@@ -82,14 +82,19 @@ class Source:
             at = {"revision": self.revision, "version": self.version}
         return package.get_kernel(self.repo, **at, trust_remote_code=self.trust_remote_code)
 
-    def _check_trust(self) -> None:
-        """Online the package asks the hub about the publisher; offline nobody can, and being cached proves nothing."""
-        if self.trust_remote_code or not is_offline() or self.repo.split("/")[0] in TRUSTED:
-            return
-        raise ValueError(
-            f"hub kernel {self} is code of a publisher of whom the hub can't be asked offline. To run it nevertheless, "
-            "say 'trust_remote_code': True in the mapping's metadata, or allow_all_kernels=True."
-        )
+
+def check_trust(repo: str, *, trusted: bool) -> None:
+    """Online the package asks the hub about the publisher; offline nobody can, and being cached proves nothing.
+
+    Raises:
+        ValueError: offline, a publisher that is not known to be trusted, without permission.
+    """
+    if trusted or not is_offline() or repo.split("/")[0] in TRUSTED:
+        return
+    raise ValueError(
+        f"hub kernel {repo} is code of a publisher of whom the hub can't be asked offline. To run it nevertheless, "
+        "say 'trust_remote_code': True in a mapping's metadata, or allow_all_kernels=True."
+    )
 
 
 def local_source(text: str) -> Source:

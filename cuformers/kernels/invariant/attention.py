@@ -111,6 +111,7 @@ def decode_attention(
     k_norm: Norm | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     plan: OneQueryEach | None = None,
     newest: int = 1,
 ) -> Tensor:
@@ -129,5 +130,5 @@ def decode_attention(
         v_cache=v_cache,
         slots=slots,
     )
-    attend = partial(paged_attention, scale=scale, window=window, softcap=softcap, plan=plan, newest=newest)
-    return attend(q, k_cache, v_cache, block_tables, lengths)
+    attend = partial(paged_attention, scale=scale, window=window, softcap=softcap, sinks=sinks)
+    return attend(q, k_cache, v_cache, block_tables, lengths, plan=plan, newest=newest)

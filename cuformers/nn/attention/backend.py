@@ -29,6 +29,10 @@ class AttentionSpec:
     """Scores become softcap * tanh(score / softcap)."""
     rope: str | None = "default"
     """Name of the rotary embedding; None means no positions in this layer."""
+    sinks: bool = False
+    """Each query head has a learned score that takes part in the softmax and has no value (gpt-oss)."""
+    v_head_dim: int | None = None
+    """Elements of a value head where they are not those of a key head (latent attention)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,28 @@ class AttentionProblem:
     head_dim: int
     softcap: bool
     window: bool
+    sinks: bool = False
+    v_head_dim: int | None = None
+    """Elements of a value head where they are not head_dim."""
     train: bool = False
+    """Whether gradients are asked for."""
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """What goes beyond plain causal attention, by names for `lacks`."""
+        features = {
+            "softcap": self.softcap,
+            "window": self.window,
+            "sinks": self.sinks,
+            "value heads of another size": self.v_head_dim not in (None, self.head_dim),
+        }
+        return tuple(name for name, asked in features.items() if asked)
+
+
+def lacks(problem: AttentionProblem, *can: str) -> str | None:
+    """What the problem asks for that is not among what a backend can; None where nothing is."""
+    missing = [name for name in problem.asks if name not in can]
+    return f"has no {' and no '.join(missing)}" if missing else None
 
 
 class AttentionBackend(Protocol):
@@ -56,6 +81,9 @@ class AttentionBackend(Protocol):
         """Whether `forward` may be recorded in a CUDA graph: all lengths are read on the device."""
         ...
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
-        """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]."""
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None = None
+    ) -> Tensor:
+        """q [T, heads, d], k [T, kv_heads, d], v [T, kv_heads, dv], sinks [heads] where the spec has them
+        -> [T, heads, dv]."""
         ...

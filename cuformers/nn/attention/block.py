@@ -18,6 +18,7 @@ class Attention(KernelModule):
     """Grouped-query attention with the checkpoint's own parameter names.
 
     `qkv_bias` and `out_bias` add biases; `qk_norm`, an epsilon and an offset, normalises every query and key head.
+    `sinks` is a score for each query head, where the spec has them.
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class Attention(KernelModule):
         qk_norm: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
+        assert spec.v_head_dim in (None, spec.head_dim), "this block's value heads have the size of its key heads"
         self.spec = spec
         self._make_input(hidden_size, qkv_bias)
         self.o_proj = nn.Linear(spec.num_heads * spec.head_dim, hidden_size, bias=out_bias)
+        self.sinks = nn.Parameter(torch.empty(spec.num_heads)) if spec.sinks else None
         self.has_qk_norm = qk_norm is not None
         if qk_norm is not None:
             self.q_norm = RMSNorm(spec.head_dim, *qk_norm)
@@ -94,7 +97,7 @@ class Attention(KernelModule):
         if step.chunks is not None:
             return self._attend_chunks(q, k, v, step, step.chunks)
         assert step.backend is not None, "a full step names its attention backend"
-        return step.backend.forward(q, k, v, spec, step)
+        return step.backend.forward(q, k, v, spec, step, self.sinks)
 
     def _rope(self, step: Step) -> tuple[Tensor | None, Tensor | None, Tensor]:
         return (step.rope[self.spec.rope] if step.rope and self.spec.rope else None) or (None, None, step.positions)
@@ -125,6 +128,7 @@ class Attention(KernelModule):
             scale=spec.scale,
             window=spec.window,
             softcap=spec.softcap,
+            sinks=self.sinks,
             plan=step.plans.get(spec.window),
             newest=step.newest,
             **self._norms(),
@@ -138,10 +142,10 @@ class Attention(KernelModule):
         group = view.cache.group(spec.layer)
         caches = (view.cache.keys(spec.layer), view.cache.values(spec.layer), view.block_tables[group])
         options: dict[str, Any] = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap}
-        options |= self._scales(view)
+        options |= {"sinks": self.sinks, **self._scales(view)}
         if chunks.fresh:
             assert step.backend is not None, "chunks that bring their keys along name an attention backend"
-            first = step.backend.forward(q[:t], k[:t], v[:t], spec, step)
+            first = step.backend.forward(q[:t], k[:t], v[:t], spec, step, self.sinks)
         else:
             first = self.ops.chunk_attention(q[:t], *caches, chunks.bounds, chunks.rows, chunks.lengths, **options)
         if not step.lengths.numel():
