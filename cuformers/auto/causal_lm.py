@@ -18,11 +18,12 @@ from cuformers.checkpoint.materialize import initialize, materialize
 from cuformers.checkpoint.placement import DeviceMap, DeviceSpec
 from cuformers.checkpoint.resolve import folder_patterns, resolve_folder
 from cuformers.generation.config import GenerationConfig
+from cuformers.kernels.hub.config import KernelConfig
 from cuformers.models.config import ModelConfig
 from cuformers.models.registry import find
-from cuformers.nn.attention import hub
 from cuformers.nn.attention.block import Attention
 from cuformers.nn.attention.choose import attention_name
+from cuformers.nn.attention.hub import parse
 from cuformers.nn.norm import RMSNorm
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -48,9 +49,11 @@ class AutoModelForCausalLM:
         device_map: DeviceMap | None = None,
         max_memory: Mapping[DeviceSpec, int | str] | None = None,
         attn_implementation: str | Mapping[str, str] | None = None,
-        allow_all_kernels: bool = False,
         kernels: str = "auto",
         deterministic: bool = False,
+        use_kernels: bool = False,
+        kernel_config: KernelConfig | None = None,
+        allow_all_kernels: bool = False,
         generation_config: GenerationConfig | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
@@ -72,10 +75,11 @@ class AutoModelForCausalLM:
             max_memory: bytes to use of each device, for "auto": {0: "20GiB", "cpu": "30GiB"}.
             attn_implementation: attention backend, as `model.set_attn_implementation` says; None takes the config's
                 where that can serve the model, and else leaves the choice to us.
-            allow_all_kernels: attention kernels of the hub may be of publishers that it does not list as trusted.
             kernels: "auto", "reference" (plain PyTorch) or "triton".
             deterministic: tokens and log-probabilities with the same bits in any batch, as `model.set_deterministic`
                 says; it costs speed and needs an NVIDIA GPU.
+            use_kernels, kernel_config, allow_all_kernels: layers that other people's kernels compute, as
+                `model.set_use_kernels` says. Our own kernels need none of these; the last counts for attention too.
             generation_config: replaces the checkpoint's own.
             revision, token, cache_dir, local_files_only, subfolder: where on the hub, as in huggingface_hub.
             variant: reads model.VARIANT.safetensors.
@@ -108,7 +112,8 @@ class AutoModelForCausalLM:
         model.follow(placement)
         model.name_or_path = str(pretrained_model_name_or_path)
         model.generation_config = generation_config or _generation_config(folder, config)
-        return _finish(model, attn_implementation, allow_all_kernels, kernels, deterministic)
+        hub = (use_kernels, kernel_config, allow_all_kernels)
+        return _finish(model, attn_implementation, kernels, deterministic, hub)
 
     @classmethod
     def from_config(
@@ -118,9 +123,11 @@ class AutoModelForCausalLM:
         dtype: str | torch.dtype = "auto",
         device_map: DeviceMap | None = None,
         attn_implementation: str | Mapping[str, str] | None = None,
-        allow_all_kernels: bool = False,
         kernels: str = "auto",
         deterministic: bool = False,
+        use_kernels: bool = False,
+        kernel_config: KernelConfig | None = None,
+        allow_all_kernels: bool = False,
         seed: int | None = None,
         **unknown: Any,
     ) -> PreTrainedModel:
@@ -141,25 +148,32 @@ class AutoModelForCausalLM:
             seed = int(torch.randint(0, 2**63 - 1, ()).item())
         initialize(model, _initializer(config.initializer_range), seed=seed)
         model.follow(placement)
-        return _finish(model, attn_implementation, allow_all_kernels, kernels, deterministic)
+        hub = (use_kernels, kernel_config, allow_all_kernels)
+        return _finish(model, attn_implementation, kernels, deterministic, hub)
 
 
 def _finish(
     model: PreTrainedModel,
     attn_implementation: str | Mapping[str, str] | None,
-    allow_all_kernels: bool,
     kernels: str,
     deterministic: bool,
+    hub: tuple[bool, KernelConfig | None, bool],
 ) -> PreTrainedModel:
     model.eval()
     if deterministic:
         model.set_deterministic()
+    use_kernels, kernel_config, allow_all_kernels = hub
     if attn_implementation is None:
         _attend_as_configured(model)
     else:
         model.set_attn_implementation(attn_implementation, allow_all_kernels)
     if kernels != "auto":
         model.set_kernels(kernels)
+    if kernel_config is not None and not use_kernels:
+        notice("kernel_config is given, so use_kernels=True.")
+        use_kernels = True
+    if use_kernels:
+        model.set_use_kernels(True, kernel_config, allow_all_kernels=allow_all_kernels)
     return model
 
 
@@ -168,7 +182,7 @@ def _attend_as_configured(model: PreTrainedModel) -> None:
     wish, name = model.config.attn_implementation, None
     try:
         name = attention_name(wish)
-        if name is not None and hub.parse(name) is not None:
+        if name is not None and parse(name) is not None:
             raise ValueError("a hub kernel is taken only where attn_implementation= names it.")
         model.set_attn_implementation(name)
     except ValueError as reason:

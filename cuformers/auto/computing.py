@@ -9,10 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from cuformers.auto.batching.methods import BatchedGeneration
+from cuformers.auto.hub_layers import HubLayers
 from cuformers.base.errors import bad_argument
 from cuformers.checkpoint.needs import Placement
 from cuformers.cuda.device import capability
+from cuformers.engine.cache_dtype import wants_fp8
 from cuformers.engine.engine import Engine
+from cuformers.kernels.hub.choose import choose
+from cuformers.kernels.hub.config import KernelConfig
 from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import Kernels, select
 from cuformers.models.config import ModelConfig
@@ -25,12 +29,13 @@ from cuformers.nn.kernel_module import set_kernels
 from cuformers.nn.offload import Offload
 from cuformers.nn.rows import lay_in_rows
 from cuformers.nn.spread import Spread
+from cuformers.nn.uses import uses_of
 
-_OWN = ("engine", "assisted_engine", "_batching")
+_OWN = ("engine", "other_engine", "_batching")
 """Attributes that refer to this model, and that it makes when they are first used."""
 
 
-class Computing(BatchedGeneration, CausalLM):
+class Computing(BatchedGeneration, HubLayers, CausalLM):
     """A CausalLM that chooses what computes it, anew whenever it moves or changes mode."""
 
     config: ModelConfig
@@ -79,20 +84,23 @@ class Computing(BatchedGeneration, CausalLM):
         backend = self.backend if asked else None  # that one is the engine's own kernel, which reads the cache
         return Engine(self, backend, use_graphs=False if self._movers else None)
 
-    def engine_with(self, assistant: "Computing | None") -> Engine:
-        """The engine whose tokens an assistant guesses; the last assistant's is kept. None: the engine without one.
+    def engine_with(self, assistant: "Computing | None" = None, kv_cache_dtype: str = "auto") -> Engine:
+        """The engine whose tokens an assistant guesses, or whose cache is fp8; the last of these is kept.
+
+        Without either it is the usual engine, which keeps buffers of its own.
 
         Raises:
-            ValueError: it can't guess for this model.
+            ValueError: the assistant can't guess for this model; fp8 is not possible here.
         """
-        if assistant is None:
+        fp8 = wants_fp8(kv_cache_dtype, [self])
+        if assistant is None and not fp8:
             return self.engine
-        kept: Engine | None = self.__dict__.get("assisted_engine")
-        if kept is None or kept.draft is not assistant:
+        kept: Engine | None = self.__dict__.get("other_engine")
+        if kept is None or kept.draft is not assistant or kept.fp8_cache != fp8:
             usual = self.engine
-            use_graphs = False if assistant._movers else usual.use_graphs
-            kept = Engine(self, usual.backend, use_graphs=use_graphs, draft=assistant)
-            self.__dict__["assisted_engine"] = kept
+            use_graphs = False if assistant is not None and assistant._movers else usual.use_graphs
+            kept = Engine(self, usual.backend, use_graphs=use_graphs, draft=assistant, kv_cache_dtype=kv_cache_dtype)
+            self.__dict__["other_engine"] = kept
         return kept
 
     def set_attn_implementation(
@@ -117,7 +125,7 @@ class Computing(BatchedGeneration, CausalLM):
             self._allow_all_kernels = before
             raise
         self._attention_wanted = None if self.deterministic else name
-        self._forget("engine", "assisted_engine")
+        self._forget("engine", "other_engine")
         self.__dict__["backend"] = backend
 
     def set_kernels(self, want: str = "auto") -> None:
@@ -145,17 +153,22 @@ class Computing(BatchedGeneration, CausalLM):
             ValueError: there is no NVIDIA GPU, or kernels or an attention backend were asked for that can't do it; all
                 stays as it was then.
         """
-        ops = self._table(self._kernels_wanted, on)
+        ops = self._table(self._kernels_wanted, on, self._layers_wanted)
         backend = self._choose_backend(self._attention_wanted, ops)
         set_kernels(self, ops)
         self._deterministic = on
-        self._forget("engine", "assisted_engine")
+        self._forget("engine", "other_engine")
         self.__dict__["backend"] = backend
         self.destroy_cached_continuous_batching_manager()
 
     def kernels(self) -> tuple[Choice, ...]:
-        """For each op the implementation in use, and why the others are not."""
+        """For each op the implementation in use, why it is another than our best one, and why the others are not."""
         return self.ops.choices
+
+    def _take_layers(self, layers: KernelConfig | None) -> None:
+        if not self.lm_head.weight.is_meta:
+            set_kernels(self, self._table(self._kernels_wanted, self.deterministic, layers))
+            self.destroy_cached_continuous_batching_manager()
 
     def train(self, mode: bool = True) -> Self:
         """Switches between training and inference, and to the kernels of that mode."""
@@ -167,9 +180,15 @@ class Computing(BatchedGeneration, CausalLM):
         before = self.training
         super().train(mode)
         if not self.lm_head.weight.is_meta:
-            self._select(self._kernels_wanted)
-            if mode != before:
-                self._attend_in_mode(before)
+            try:
+                ops = self._table(self._kernels_wanted, self.deterministic, self._layers_wanted)
+                backend = None if mode == before else self._choose_backend(self._attention_wanted, ops)
+            except (ValueError, ImportError):  # a hub kernel, or the attention asked for, can't serve this mode
+                super().train(before)
+                raise
+            set_kernels(self, ops)
+            if backend is not None:
+                self.__dict__["backend"] = backend
         return self
 
     def _attend_in_mode(self, before: bool) -> None:
@@ -211,18 +230,29 @@ class Computing(BatchedGeneration, CausalLM):
     def settle(self) -> None:
         """Chooses layout, kernels and attention for where the weights are now; after every move."""
         lay_in_rows(self)
-        self._forget("backend", "engine", "assisted_engine")
-        self._select(self._kernels_wanted)
+        self._forget("backend", "engine", "other_engine")
+        try:
+            self._select(self._kernels_wanted)
+        except (ValueError, ImportError):
+            if self._layers_wanted is not None:  # a hub kernel that fails here: the moved model works without it
+                self._use_kernels = False
+                self._select(self._kernels_wanted)
+            raise
 
     def _select(self, want: str) -> None:
-        set_kernels(self, self._table(want, self.deterministic))
+        set_kernels(self, self._table(want, self.deterministic, self._layers_wanted))
 
-    def _table(self, want: str, deterministic: bool) -> Kernels:
+    def _table(self, want: str, deterministic: bool, layers: KernelConfig | None) -> Kernels:
         mode = "train" if self.training else "infer"
         problem = Problem(device=self.device.type, capability=capability(self.device), dtype=self.dtype, mode=mode)
         if want == "triton" and mode == "train":
             want = "auto"  # what has no backward is the reference's in training
-        return select(problem, want, deterministic=deterministic)
+        if layers is None:
+            return select(problem, want, deterministic=deterministic)
+        if deterministic:
+            remedy = "Others' kernels promise nothing about bits: model.set_use_kernels(False) comes first."
+            raise bad_argument("deterministic", True, "False with kernel_config", remedy)
+        return choose(layers, uses_of(self.model), problem, self.device, want)
 
     def _choose_backend(self, name: str | None, ops: Kernels) -> AttentionBackend:
         if ops.deterministic:

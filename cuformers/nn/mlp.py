@@ -26,6 +26,7 @@ class GatedMLP(KernelModule):
         if hidden_act not in ACTIVATIONS:
             raise bad_argument("hidden_act", hidden_act, f"one of {sorted(ACTIVATIONS)}")
         self.activation = ACTIVATIONS[hidden_act]
+        self.intermediate_size = intermediate_size
         self._make_input(hidden_size, intermediate_size, bias)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
 

@@ -222,6 +222,7 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, get: Callable[..., Any]) -> list[tup
     """A stand-in for the package `kernels`; the calls that it gets."""
     calls: list[tuple[str, dict]] = []
     module = ModuleType("kernels")
+    module.__version__ = "0.17.2"  # type: ignore[attr-defined]
 
     def get_kernel(repo: str, **options: Any) -> Any:
         calls.append((repo, options))
@@ -236,7 +237,8 @@ def test_a_missing_package_comes_from_the_hub_where_kernels_imports(monkeypatch,
     calls = hub_of(monkeypatch, lambda repo: SimpleNamespace(flash_attn_varlen_func=version_3))
     backend = choose_backend("flash_attention_3", problem(SINKS[0]))
     assert backend.name == "flash_attention_3" and backend.why_not(problem(SINKS[0])) is None
-    assert calls == [("kernels-community/vllm-flash-attn3", {"version": 1, "trust_remote_code": False})]
+    options = {"version": 1, "revision": None, "trust_remote_code": False}
+    assert calls == [("kernels-community/vllm-flash-attn3", options)]
     assert "from kernels-community/vllm-flash-attn3, because the package" in capsys.readouterr().err
 
 
@@ -261,15 +263,15 @@ def test_a_hub_kernel_that_can_not_be_had_is_one_clear_error(name: str, failure:
         raise failure
 
     hub_of(monkeypatch, get)
-    with pytest.raises(ValueError, match=f"can't be had: {type(failure).__name__}: {failure}.*Possible here"):
+    with pytest.raises(ValueError, match=f"can't be loaded: {failure}.*Possible here"):
         choose_backend(name, problem())
 
 
 REFERENCES = {
-    "kernels-community/flash-attn2": (("kernels-community/flash-attn2", None, None), {"version": 3}),
-    "kernels-community/flash-attn2@v9": (("kernels-community/flash-attn2", "v9", None), {"revision": "v9"}),
-    "me/mine@main:attend": (("me/mine", "main", "attend"), {"revision": "main"}),
-    "me/mine:attend": (("me/mine", None, "attend"), {"version": 1}),
+    "kernels-community/flash-attn2": (("kernels-community/flash-attn2", None, None), {"version": 3, "revision": None}),
+    "kernels-community/x@v9": (("kernels-community/x", "v9", None), {"revision": "v9", "version": None}),
+    "me/mine@main:attend": (("me/mine", "main", "attend"), {"revision": "main", "version": None}),
+    "me/mine:attend": (("me/mine", None, "attend"), {"version": 1, "revision": None}),
 }
 
 
@@ -287,6 +289,25 @@ def test_hub_references(name: str, paged: str, monkeypatch: pytest.MonkeyPatch) 
     assert all(torch.equal(found[what], expected[what]) for what in expected)
     needs_sinks = backend.why_not(problem(SINKS[0]))
     assert (needs_sinks is None) == (":" in name), "the signature tells whether it has sinks"
+
+
+def test_offline_nobody_vouches_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    calls = hub_of(monkeypatch, lambda repo: SimpleNamespace(flash_attn_varlen_func=version_2))
+    with pytest.raises(ValueError, match=r"can't be asked offline.*allow_all_kernels=True"):
+        choose_backend("me/mine", problem())
+    assert calls == []
+    assert choose_backend("me/mine", problem(), allow_all_kernels=True).name == "me/mine"
+    assert choose_backend("kernels-community/flash-attn2", problem()).name == "kernels-community/flash-attn2"
+
+
+def test_the_switch_of_hub_kernels_holds_for_attention_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USE_HUB_KERNELS", "0")
+    calls = hub_of(monkeypatch, lambda repo: SimpleNamespace(flash_attn_varlen_func=version_3))
+    for name in ("kernels-community/flash-attn2", "flash_attention_3"):
+        with pytest.raises(ValueError, match="is not possible here"):
+            choose_backend(name, problem())
+    assert calls == []
 
 
 def test_a_hub_function_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +332,7 @@ def test_a_hub_function_with_transformers_signature(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_kernels_a_reference_says_what_to_install() -> None:
-    with pytest.raises(ValueError, match=r"kernels does not import .*'cuformers\[kernels\]'.*Possible here"):
+    with pytest.raises(ValueError, match=r"need the package kernels .*'cuformers\[kernels\]'.*Possible here"):
         choose_backend("kernels-community/flash-attn2", problem())
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cuformers.base.log import notice
 from cuformers.cuda.device import capability
+from cuformers.kernels.hub.package import package_problem
 from cuformers.nn.attention import hub
 from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, lacks
 from cuformers.nn.attention.eager import EagerAttention
@@ -63,7 +64,7 @@ FA4 = Generation(
 )
 
 
-def package_problem(generation: Generation = FA2) -> str | None:
+def flash_problem(generation: Generation = FA2) -> str | None:
     """Why a version's package can't be used; None where it imports."""
     found = _from_package(generation)
     return found if isinstance(found, str) else None
@@ -195,8 +196,7 @@ def _from_package(generation: Generation) -> Varlen | str:
 
 
 def _from_hub(generation: Generation, without: str) -> Varlen | str:
-    problem = hub.kernels_problem()
-    if problem is not None:
+    if package_problem() is not None:
         return without
     try:
         function = hub.fetch(hub.HubReference(generation.repo))
