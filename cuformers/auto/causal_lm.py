@@ -21,9 +21,9 @@ from cuformers.generation.config import GenerationConfig
 from cuformers.kernels.hub.config import KernelConfig
 from cuformers.models.config import ModelConfig
 from cuformers.models.registry import find
+from cuformers.nn.attention import hub
 from cuformers.nn.attention.block import Attention
 from cuformers.nn.attention.choose import attention_name
-from cuformers.nn.attention.hub import parse
 from cuformers.nn.norm import RMSNorm
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -78,8 +78,9 @@ class AutoModelForCausalLM:
             kernels: "auto", "reference" (plain PyTorch) or "triton".
             deterministic: tokens and log-probabilities with the same bits in any batch, as `model.set_deterministic`
                 says; it costs speed and needs an NVIDIA GPU.
-            use_kernels, kernel_config, allow_all_kernels: layers that other people's kernels compute, as
-                `model.set_use_kernels` says. Our own kernels need none of these; the last counts for attention too.
+            use_kernels, kernel_config: layers that other people's kernels compute, as `model.set_use_kernels` says. Our
+                own kernels need neither.
+            allow_all_kernels: kernels of the hub, attention too, may be of publishers that it does not list as trusted.
             generation_config: replaces the checkpoint's own.
             revision, token, cache_dir, local_files_only, subfolder: where on the hub, as in huggingface_hub.
             variant: reads model.VARIANT.safetensors.
@@ -112,8 +113,9 @@ class AutoModelForCausalLM:
         model.follow(placement)
         model.name_or_path = str(pretrained_model_name_or_path)
         model.generation_config = generation_config or _generation_config(folder, config)
-        hub = (use_kernels, kernel_config, allow_all_kernels)
-        return _finish(model, attn_implementation, kernels, deterministic, hub)
+        return _finish(
+            model, attn_implementation, kernels, deterministic, use_kernels, kernel_config, allow_all_kernels
+        )
 
     @classmethod
     def from_config(
@@ -148,8 +150,9 @@ class AutoModelForCausalLM:
             seed = int(torch.randint(0, 2**63 - 1, ()).item())
         initialize(model, _initializer(config.initializer_range), seed=seed)
         model.follow(placement)
-        hub = (use_kernels, kernel_config, allow_all_kernels)
-        return _finish(model, attn_implementation, kernels, deterministic, hub)
+        return _finish(
+            model, attn_implementation, kernels, deterministic, use_kernels, kernel_config, allow_all_kernels
+        )
 
 
 def _finish(
@@ -157,12 +160,13 @@ def _finish(
     attn_implementation: str | Mapping[str, str] | None,
     kernels: str,
     deterministic: bool,
-    hub: tuple[bool, KernelConfig | None, bool],
+    use_kernels: bool,
+    kernel_config: KernelConfig | None,
+    allow_all_kernels: bool,
 ) -> PreTrainedModel:
     model.eval()
     if deterministic:
         model.set_deterministic()
-    use_kernels, kernel_config, allow_all_kernels = hub
     if attn_implementation is None:
         _attend_as_configured(model)
     else:
@@ -182,7 +186,7 @@ def _attend_as_configured(model: PreTrainedModel) -> None:
     wish, name = model.config.attn_implementation, None
     try:
         name = attention_name(wish)
-        if name is not None and parse(name) is not None:
+        if name is not None and hub.parse(name) is not None:
             raise ValueError("a hub kernel is taken only where attn_implementation= names it.")
         model.set_attn_implementation(name)
     except ValueError as reason:

@@ -181,24 +181,18 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
         super().train(mode)
         if not self.lm_head.weight.is_meta:
             try:
-                ops = self._table(self._kernels_wanted, self.deterministic, self._layers_wanted)
-                backend = None if mode == before else self._choose_backend(self._attention_wanted, ops)
-            except (ValueError, ImportError):  # a hub kernel, or the attention asked for, can't serve this mode
+                self._select(self._kernels_wanted)
+                if mode != before:
+                    self._attend_in_mode()
+            except (ValueError, ImportError):  # a kernel or an attention that was asked for can't serve this mode
                 super().train(before)
+                self._select(self._kernels_wanted)
                 raise
-            set_kernels(self, ops)
-            if backend is not None:
-                self.__dict__["backend"] = backend
         return self
 
-    def _attend_in_mode(self, before: bool) -> None:
-        """Chooses attention for the present mode; where what the user asked for can't serve it, the mode stays."""
-        try:
-            self.__dict__["backend"] = self._choose_backend(self._attention_wanted, self.ops)
-        except ValueError:
-            super().train(before)
-            self._select(self._kernels_wanted)
-            raise
+    def _attend_in_mode(self) -> None:
+        """Chooses attention for the present mode."""
+        self.__dict__["backend"] = self._choose_backend(self._attention_wanted, self.ops)
 
     def follow(self, placement: Placement) -> None:
         """Sets up what computing needs where parts of the model lie or run on different devices.

@@ -18,7 +18,7 @@ from cuformers.kernels.op import Mode, Op, Problem
 from cuformers.kernels.table import OPS
 from cuformers.nn.attention.backend import AttentionProblem
 from cuformers.nn.attention.choose import BACKENDS
-from cuformers.nn.attention.flash import flash_problem
+from cuformers.nn.attention.flash import package_problem
 
 PACKAGES = (
     "torch", "triton", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "rich",
@@ -47,7 +47,7 @@ def versions() -> dict[str, str | None]:
 
 def packages() -> list[Usable]:
     """Triton with what it compiles by, and the optional flash_attn and kernels."""
-    flash = flash_problem()
+    flash = package_problem()
     built_in = f"{flash}; flash_attention_2 uses torch's built-in copy"
     return [
         _usable("triton", triton_problem()),

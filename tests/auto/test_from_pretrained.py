@@ -74,7 +74,7 @@ def test_a_package_that_does_not_import_is_named(monkeypatch: pytest.MonkeyPatch
     """A flash_attn built for another torch fails on import: found when the backend is chosen, with its reason."""
     import sys
 
-    from cuformers.nn.attention.flash import flash_problem
+    from cuformers.nn.attention.flash import package_problem
 
     class Broken:
         def find_spec(self, name: str, *_: object) -> None:
@@ -82,7 +82,7 @@ def test_a_package_that_does_not_import_is_named(monkeypatch: pytest.MonkeyPatch
                 raise ImportError("undefined symbol: _ZN3c105Error")
 
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    assert "undefined symbol" in (flash_problem() or "")
+    assert "undefined symbol" in (package_problem() or "")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16, "torch.bfloat16", "float16"])

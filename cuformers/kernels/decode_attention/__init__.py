@@ -4,7 +4,6 @@
                      k_cache [P, Hkv, page, D], v_cache, slots [N] int32, block_tables [N, M] int32, lengths [N] int32,
                      *, num_heads, scale, q_norm=None, k_norm=None, window=None, softcap=None, sinks [Hq] | None,
                      scales=None, plan=None, newest=1)
-                     plan=None, newest=1)
         -> [N, Hq, D]
 
 It is `rope_cache` followed by `paged_attention`: norms and rotation of queries and key, the newest key and value to

@@ -6,7 +6,7 @@ from types import ModuleType
 from cuformers.base import env
 
 LEAST = (0, 16)
-REMEDY = "pip install 'kernels>=0.16'"
+REMEDY = "pip install 'cuformers[kernels]'"
 SWITCH = "USE_HUB_KERNELS"
 
 

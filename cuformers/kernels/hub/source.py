@@ -60,31 +60,20 @@ class Source:
             ImportError: the package `kernels` is missing.
             ValueError: not trusted, not there, no build for this machine, or without such a layer.
         """
-        kernel = self.kernel()
+        package = kernels_package()
+        if not self.local:
+            check_trust(self.repo, trusted=self.trust_remote_code)
         try:
-            layers = kernel.layers
-        except AttributeError as problem:
-            raise self._failed(problem) from problem
+            layers = self._kernel(package).layers
+        except FAILURES as problem:
+            remedy = "Name another version, or leave the layer to our own kernels."
+            raise ValueError(f"hub kernel {self} can't be loaded: {problem}. {remedy}") from problem
         if not hasattr(layers, self.layer_name):
             names = sorted(name for name, value in vars(layers).items() if isinstance(value, type))
             raise bad_argument("kernel layer", self.layer_name, f"one of {names}", f"That is what {self.repo} has.")
         return getattr(layers, self.layer_name)
 
-    def kernel(self) -> ModuleType:
-        """The kernel's module; raises as `load` does."""
-        package = kernels_package()
-        if not self.local:
-            self._check_trust()
-        try:
-            return self._fetched(package)
-        except FAILURES as problem:
-            raise self._failed(problem) from problem
-
-    def _failed(self, problem: Exception) -> ValueError:
-        remedy = "Name another version, or leave it to our own kernels."
-        return ValueError(f"hub kernel {self} can't be loaded: {problem}. {remedy}")
-
-    def _fetched(self, package: ModuleType) -> ModuleType:
+    def _kernel(self, package: ModuleType) -> ModuleType:
         if self.local:
             return package.get_local_kernel(Path(self.repo))
         if self.range is not None:
@@ -93,14 +82,19 @@ class Source:
             at = {"revision": self.revision, "version": self.version}
         return package.get_kernel(self.repo, **at, trust_remote_code=self.trust_remote_code)
 
-    def _check_trust(self) -> None:
-        """Online the package asks the hub about the publisher; offline nobody can, and being cached proves nothing."""
-        if self.trust_remote_code or not is_offline() or self.repo.split("/")[0] in TRUSTED:
-            return
-        raise ValueError(
-            f"hub kernel {self} is code of a publisher of whom the hub can't be asked offline. To run it nevertheless, "
-            "say 'trust_remote_code': True in the mapping's metadata, or allow_all_kernels=True."
-        )
+
+def check_trust(repo: str, *, trusted: bool) -> None:
+    """Online the package asks the hub about the publisher; offline nobody can, and being cached proves nothing.
+
+    Raises:
+        ValueError: offline, a publisher that is not known to be trusted, without permission.
+    """
+    if trusted or not is_offline() or repo.split("/")[0] in TRUSTED:
+        return
+    raise ValueError(
+        f"hub kernel {repo} is code of a publisher of whom the hub can't be asked offline. To run it nevertheless, "
+        "say 'trust_remote_code': True in a mapping's metadata, or allow_all_kernels=True."
+    )
 
 
 def local_source(text: str) -> Source:

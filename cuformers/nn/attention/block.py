@@ -141,8 +141,8 @@ class Attention(KernelModule):
         assert view is not None, "a cached step has a cache"
         group = view.cache.group(spec.layer)
         caches = (view.cache.keys(spec.layer), view.cache.values(spec.layer), view.block_tables[group])
-        options = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap, "sinks": self.sinks}
-        options |= self._scales(view)
+        options: dict[str, Any] = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap}
+        options |= {"sinks": self.sinks, **self._scales(view)}
         if chunks.fresh:
             assert step.backend is not None, "chunks that bring their keys along name an attention backend"
             first = step.backend.forward(q[:t], k[:t], v[:t], spec, step, self.sinks)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cuformers.base.log import notice
 from cuformers.cuda.device import capability
-from cuformers.kernels.hub.package import package_problem
+from cuformers.kernels.hub import package as hub_package
 from cuformers.nn.attention import hub
 from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, lacks
 from cuformers.nn.attention.eager import EagerAttention
@@ -64,7 +64,7 @@ FA4 = Generation(
 )
 
 
-def flash_problem(generation: Generation = FA2) -> str | None:
+def package_problem(generation: Generation = FA2) -> str | None:
     """Why a version's package can't be used; None where it imports."""
     found = _from_package(generation)
     return found if isinstance(found, str) else None
@@ -196,7 +196,7 @@ def _from_package(generation: Generation) -> Varlen | str:
 
 
 def _from_hub(generation: Generation, without: str) -> Varlen | str:
-    if package_problem() is not None:
+    if hub_package.package_problem() is not None:
         return without
     try:
         function = hub.fetch(hub.HubReference(generation.repo))
@@ -208,7 +208,7 @@ def _from_hub(generation: Generation, without: str) -> Varlen | str:
 
 
 def _remedy(generation: Generation) -> str:
-    return f"install it with: {generation.pip}, or {hub.PIP} for a kernel from the hub"
+    return f"install it with: {generation.pip}, or {hub_package.REMEDY} for a kernel from the hub"
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -4,10 +4,9 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cuformers.kernels.hub.package import package_problem
-from cuformers.kernels.hub.source import Source
+from cuformers.kernels.hub.package import kernels_package, package_problem
+from cuformers.kernels.hub.source import FAILURES, check_trust
 
-PIP = "pip install 'cuformers[kernels]'"
 _REFERENCE = re.compile(r"([^/:@|\s]+/[^/:@|\s]+)(?:@([^/:@|\s]+))?(?::(\w+))?")
 VERSIONS = {"kernels-community/flash-attn2": 3, "kernels-community/flash-attn4": 0}
 """Version of a repository's interface; 1 for all others."""
@@ -45,20 +44,22 @@ def fetch(reference: HubReference, *, allow_all_kernels: bool = False) -> Callab
         allow_all_kernels: also from publishers that the hub does not list as trusted: their code runs here.
 
     Raises:
-        ValueError: hub kernels can't be had here, the publisher is not trusted, there is no build for this machine, or
-            no such function.
+        ValueError: `kernels` is missing, it refuses the repository or has no build for this machine, or the repository
+            has no such function.
     """
     problem = package_problem()
     if problem is not None:
-        raise ValueError(f"comes from the hub, but {problem}; {PIP}")
-    name, revision = reference.function or VARLEN, reference.revision
-    version = VERSIONS.get(reference.repo, 1) if revision is None else None
-    source = Source(
-        repo=reference.repo, layer_name=name, version=version, revision=revision, trust_remote_code=allow_all_kernels
-    )
-    module = source.kernel()
-    function = getattr(module, name, None)
+        raise ValueError(f"{reference.repo}: {problem}")
+    check_trust(reference.repo, trusted=allow_all_kernels)
+    which: dict[str, Any] = {"revision": reference.revision}
+    if reference.revision is None:
+        which = {"version": VERSIONS.get(reference.repo, 1)}
+    try:
+        module = kernels_package().get_kernel(reference.repo, **which, trust_remote_code=allow_all_kernels)
+    except FAILURES as problem:  # no network, no build for this torch or GPU, not trusted, or its import failed
+        raise ValueError(f"{reference.repo} can't be had: {type(problem).__name__}: {problem}") from problem
+    function = getattr(module, reference.function or VARLEN, None)
     if not callable(function):
         has = sorted(n for n in dir(module) if not n.startswith("_") and callable(getattr(module, n)))
-        raise ValueError(f"{reference.repo} has no function {name!r}; it has {has}.")
+        raise ValueError(f"{reference.repo} has no function {reference.function or VARLEN!r}; it has {has}.")
     return function
