@@ -10,6 +10,7 @@ from torch import Tensor
 from benchmarks.shapes import SHAPES
 from cuformers.kernels.attention_plan.reference import attention_plan
 from cuformers.kernels.norm_args import Norm
+from cuformers.kernels.penalize import Penalties, workspace
 
 PAGE = 64
 
@@ -177,6 +178,33 @@ def sample_problem(dims: Dims, B: int, setting: str) -> Problem:
     return Problem(op=op, shape={"rows": B, "vocab": V, "setting": setting}, bytes=2 * B * V, build=build)
 
 
+def penalty_problem(dims: Dims, R: int) -> Problem:
+    """All three penalties of R rows that have a prompt of 500 tokens and an answer of 500."""
+    V, prompt, length = dims.vocab_size, 500, 1000
+
+    def build() -> Arguments:
+        def full(value: float, *more: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.full((R, *more), value, dtype=dtype, device=dims.device)
+
+        penalties = Penalties(
+            prompt_lengths=full(prompt, dtype=torch.int32),
+            repetition=full(1.1),
+            frequency=full(0.2),
+            presence=full(0.1),
+            min_new_tokens=full(0, dtype=torch.int32),
+            eos=full(-1, 8, dtype=torch.int64),
+            bias_ids=full(-1, 16, dtype=torch.int64),
+            bias=full(0.0, 16),
+        )
+        rows = torch.arange(R, dtype=torch.int32, device=dims.device)
+        history = torch.randint(0, V, (R, length), dtype=torch.int32, device=dims.device)
+        lengths = full(length, dtype=torch.int32)
+        logits = dims.randn(R, V, scale=3.0)
+        return Arguments((logits, rows, lengths, history, penalties), {"counts": workspace(R, V, dims.device)})
+
+    return Problem(op="penalize", shape={"rows": R, "vocab": V, "history": length}, bytes=6 * R * V, build=build)
+
+
 def problems(dims: Dims, only: str | None) -> Iterator[Problem]:
     """Every row for one model; `only` keeps the ops whose name contains it."""
     everything = [
@@ -192,4 +220,5 @@ def problems(dims: Dims, only: str | None) -> Iterator[Problem]:
     ]
     if dims.name == "qwen3-0.6b":
         everything += [sample_problem(dims, B, s) for B in (1, 32, 256) for s in ("greedy", *SETTINGS)]
+        everything += [penalty_problem(dims, R) for R in (1, 32, 256)]
     yield from (p for p in everything if only is None or only in p.op)

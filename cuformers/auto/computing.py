@@ -31,8 +31,8 @@ from cuformers.nn.rows import lay_in_rows
 from cuformers.nn.spread import Spread
 from cuformers.nn.uses import uses_of
 
-_OWN = ("engine", "other_engine", "_batching")
-"""Attributes that refer to this model, and that it makes when they are first used."""
+_OWN = ("backend", "engine", "other_engine", "_batching")
+"""Attributes that refer to this model or hold its memory, and that it makes when they are first used."""
 
 
 class Computing(BatchedGeneration, HubLayers, CausalLM):

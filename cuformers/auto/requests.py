@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from cuformers.engine.request import Drafts, Request, Sampling
-from cuformers.generation.build import fused_warpers
+from cuformers.engine.group import Group
+from cuformers.engine.request import Drafts, Request, Sampling, TokenPenalties
+from cuformers.generation.fused import check_tokens, fused_penalties, fused_warpers
 from cuformers.generation.resolved import ResolvedGeneration
 
 
@@ -13,6 +14,7 @@ def engine_request(
     seed: int,
     vocab_size: int,
     *,
+    group: Group | None = None,
     assisted: bool = False,
     **more: Any,
 ) -> Request:
@@ -23,8 +25,12 @@ def engine_request(
         resolved: its options.
         seed: of its draws.
         vocab_size: tokens beyond it end nothing.
+        group: its call's logits processors; where there are none, the device does what the options ask for.
         assisted: whether a small model guesses tokens.
         more: other fields of the request.
+
+    Raises:
+        ValueError: an option biases or bans a token outside the vocabulary.
     """
     warpers = fused_warpers(resolved)
     sampling = Sampling(
@@ -39,9 +45,25 @@ def engine_request(
         max_new_tokens=resolved.max_new_tokens,
         eos=tuple(token for token in resolved.eos_token_ids if token < vocab_size),
         sampling=sampling,
+        penalties=_penalties(resolved, vocab_size) if group is None or group.plain else None,
+        group=group,
         drafts=_drafts(resolved, assisted),
         **more,
     )
+
+
+def _penalties(resolved: ResolvedGeneration, vocab_size: int) -> TokenPenalties | None:
+    fused = fused_penalties(resolved)
+    assert not fused.eager, f"{fused.eager} need a group"
+    check_tokens(resolved, vocab_size)
+    made = TokenPenalties(
+        repetition=fused.repetition,
+        frequency=fused.frequency,
+        presence=fused.presence,
+        min_new_tokens=fused.min_new_tokens,
+        bias=fused.bias,
+    )
+    return None if made == TokenPenalties() else made
 
 
 def _drafts(resolved: ResolvedGeneration, assisted: bool) -> Drafts | None:

@@ -13,6 +13,7 @@ PAGE_SIZE = 64
 MIN_ROWS, MAX_ROWS = 32, 256
 MIN_LENGTH = 4096
 MIN_EOS = 8
+MIN_BIAS = 16
 MEMORY_SHARE = 0.9  # of the free memory, at the most; the rest is for activations and the allocator
 
 
@@ -28,6 +29,8 @@ class Capacity:
     """Pages of the cache."""
     eos: int
     """End-of-text tokens of a request."""
+    bias: int = MIN_BIAS
+    """Biased tokens of a request."""
 
     def covers(self, other: "Capacity") -> bool:
         """Whether work that needs `other` fits."""
@@ -40,6 +43,7 @@ class Capacity:
             length=max(self.length, other.length),
             pages=max(self.pages, other.pages),
             eos=max(self.eos, other.eos),
+            bias=max(self.bias, other.bias),
         )
 
 
@@ -61,6 +65,7 @@ def wanted(requests: Sequence[Request], layout: CacheLayout) -> Capacity:
         length=max(MIN_LENGTH, power_of_two(max(r.max_length for r in requests))),
         pages=power_of_two(max(sum(pages[:MAX_ROWS]), len(layout.windows) * MIN_LENGTH // PAGE_SIZE)),
         eos=max(MIN_EOS, power_of_two(max(len(r.eos) for r in requests))),
+        bias=max(MIN_BIAS, power_of_two(max(len(r.penalties.bias) if r.penalties else 0 for r in requests))),
     )
 
 

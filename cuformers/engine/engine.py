@@ -129,6 +129,8 @@ class Engine:
         """
         assert self.planner is not None, "reserve comes before add"
         check_wanted(request, self.model.lm_head.out_features)
+        plain = request.group is None or request.group.plain
+        assert plain or request.penalties is None, "the processors of a group do its penalties too"
         switch = self.model.model.rotary.switch_length
         request.breakpoint = switch if switch and switch < request.max_length else None
         if not self.planner.busy:

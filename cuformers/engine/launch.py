@@ -14,7 +14,7 @@ from cuformers.engine.plan import StepPlan
 from cuformers.engine.planner import Planner
 from cuformers.engine.request import Drafts, Request
 from cuformers.engine.runner import Mode, Output, Runner
-from cuformers.engine.state import write_rows, write_tables
+from cuformers.engine.state import write_tables
 from cuformers.engine.step_size import ROW_SIZES
 
 
@@ -44,7 +44,7 @@ def launch(runner: Runner, planner: Planner, plan: StepPlan, drafts: Drafts | No
     if plan.idle:
         table.decode.idle(streams.upload(plan.idle, torch.int64, device))
     if plan.admitted:
-        write_rows(table, plan.admitted)
+        runner.admit(plan.admitted)
     write_tables(table.decode.block_tables, plan.tables)
     count = _compacted(runner, planner, plan)
     targets = prompt_targets(plan.chunks, device)
@@ -62,7 +62,7 @@ def _compacted(runner: Runner, planner: Planner, plan: StepPlan) -> int:
         return count
     moves = planner.compact(fits)
     source, target = (streams.upload(rows, torch.int64, runner.device) for rows in zip(*moves))
-    runner.table.move(source, target)
+    runner.move(source, target)
     return max(request.row for request in plan.decodes) + 1
 
 
@@ -77,20 +77,22 @@ def _step(
     requests = [chunk.request for chunk in plan.chunks if chunk.final] + list(plan.decodes)
     mode = _mode(requests)
     if all(r.group is None or r.group.plain for r in requests):
-        if drafts is not None and not plan.chunks and mode.logprobs is None:
+        if drafts is not None and not (plan.chunks or mode.penalties) and mode.logprobs is None:
             mode = replace(mode, drafts=drafts)
         output = runner.step(plan.chunks, count, mode, targets)
         return output, _owners(plan, output, counted)
     output = runner.step(plan.chunks, count, Mode(sample=False), targets)
     owners = _owners(plan, output, counted)
-    return runner.finish(output, mode, _processed(runner, output.logits, owners)), owners
+    return runner.finish(output, mode, _processed(runner, output, mode, owners)), owners
 
 
 def _mode(requests: Sequence[Request]) -> Mode:
     """How a step samples for these requests."""
     greedy = all(r.sampling.temperature == 0 for r in requests)
     wanted = max((r.logprobs for r in requests if r.logprobs is not None), default=None)
-    return Mode(sample=True, greedy=greedy, logprobs=None if wanted is None else top_size(wanted))
+    penalties = any(r.penalties is not None for r in requests)
+    logprobs = None if wanted is None else top_size(wanted)
+    return Mode(sample=True, greedy=greedy, logprobs=logprobs, penalties=penalties)
 
 
 def _owners(plan: StepPlan, output: Output, counted: int) -> list[Owner]:
@@ -99,17 +101,17 @@ def _owners(plan: StepPlan, output: Output, counted: int) -> list[Owner]:
     return owners + [Owner(output.first_row + r.row, r, counted, r.target) for r in plan.decodes]
 
 
-def _processed(runner: Runner, logits: Tensor, owners: list[Owner]) -> Tensor:
-    """Scores for the sampler: rows of each group through its processors, the others as they are."""
+def _processed(runner: Runner, output: Output, mode: Mode, owners: list[Owner]) -> Tensor:
+    """Scores for the sampler: rows of each group through its processors, the others with their own penalties."""
     parts: dict[int, list[Owner]] = {}
     for owner in owners:
         group = owner.request.group
         if group is not None and not group.plain:
             parts.setdefault(id(group), []).append(owner)
-    scores = logits.float()
+    scores = runner.scores(output, mode).float()
     for own in parts.values():
         place = streams.upload([owner.index for owner in own], torch.int64, runner.device)
-        new = _processed_group(runner, logits[place], [owner.request for owner in own])
+        new = _processed_group(runner, output.logits[place], [owner.request for owner in own])
         scores = scores.index_copy(0, place, new)
     return scores
 

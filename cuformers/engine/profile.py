@@ -1,5 +1,6 @@
 """What a step takes beside weights and cache, measured: run the largest one before the cache is made."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -40,11 +41,11 @@ def step_bytes(
     device = model.lm_head.weight.device
     if device.type == "cpu":
         return 0
-    small = Capacity(rows=capacity.rows, length=capacity.length, pages=1, eos=capacity.eos)
+    small = replace(capacity, pages=1)
     runner = Runner(model, backend, small, layout, use_graphs=False, page_size=PAGE_SIZE, fp8_cache=fp8_cache)
     memory.reset_peak(device)
     before = memory.allocated_bytes(device)
-    runner.step(_pieces(small, max_batch_tokens), small.rows, Mode(sample=True))
+    runner.step(_pieces(small, max_batch_tokens), small.rows, Mode(sample=True, penalties=True))
     used = memory.peak_bytes(device) - before
     del runner
     memory.release_cached(device)

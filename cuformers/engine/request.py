@@ -36,6 +36,22 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenPenalties:
+    """What makes tokens likelier or less likely before one is drawn, on the device: see op `penalize`."""
+
+    repetition: float = 1.0
+    """Above 0: divides positive and multiplies negative logits of tokens in prompt or answer; 1 is off."""
+    frequency: float = 0.0
+    """Subtracted once for each time that the token was generated."""
+    presence: float = 0.0
+    """Subtracted once from each token that was generated."""
+    min_new_tokens: int = 0
+    """Generated tokens before which none of `Request.eos` may come."""
+    bias: tuple[tuple[int, float], ...] = ()
+    """(token, value), each token at most once: added to its logit before all else; -inf bans it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Drafts:
     """How the next tokens are guessed: as those that followed the last place where the newest tokens stood before."""
 
@@ -57,6 +73,8 @@ class Request:
     """Tokens that end the request; the one that does is part of the output."""
     sampling: Sampling = field(default_factory=Sampling)
     """How tokens are drawn."""
+    penalties: TokenPenalties | None = None
+    """What is done to the logits first; None leaves them as they are. Not beside a group that is not `plain`."""
     group: "Group | None" = None
     """Requests of one group share their logits processors; None needs none."""
     priority: int = 0

@@ -13,9 +13,10 @@ from cuformers.engine.capacity import Capacity, power_of_two
 from cuformers.engine.draft_model import DraftModel
 from cuformers.engine.host_cache import HostCache
 from cuformers.engine.logprobs import PromptTargets, score_prompts
+from cuformers.engine.penalizer import Penalizer
 from cuformers.engine.postbox import Postbox
-from cuformers.engine.request import Drafts
-from cuformers.engine.state import idle_rows
+from cuformers.engine.request import Drafts, Request
+from cuformers.engine.state import idle_rows, write_rows
 from cuformers.engine.step_size import StepSize, Stretch, pack
 from cuformers.kernels.cache_scales import FP8
 from cuformers.kernels.logprobs import Logprobs
@@ -38,6 +39,8 @@ class Mode:
     """Report the log-probability of the sampled token, and so many of the likeliest tokens; None: nothing."""
     drafts: Drafts | None = None
     """Guess tokens of each decoding row and take those that are right; for steps without chunks, that sample."""
+    penalties: bool = False
+    """Some row has penalties; not with drafts."""
 
 
 class Output(NamedTuple):
@@ -96,6 +99,7 @@ class Runner:
         )
         self.host = HostCache(self.cache, host_places) if host_places else None
         self.table = idle_rows(capacity, len(layout.windows), page_size, self.device)
+        self._penalizer: Penalizer | None = None
         model.model.rotary.reserve(capacity.length, self.device)
         pool = {"num_pages": capacity.pages, "page_size": page_size, "length": capacity.length}
         self.draft = None if draft is None else DraftModel(draft, layout, fp8_cache=fp8_cache, **pool)
@@ -111,6 +115,25 @@ class Runner:
     def cache_bytes(self) -> int:
         """Bytes of the pools."""
         return self.cache.nbytes + (0 if self.draft is None else self.draft.cache.nbytes)
+
+    @property
+    def penalizer(self) -> Penalizer:
+        """The rows' penalties, made when somebody first asks: it has a number for each row and token."""
+        if self._penalizer is None:
+            self._penalizer = Penalizer(self.capacity, self.table.decode, self.model.lm_head.out_features)
+        return self._penalizer
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Writes requests to the rows that they were given."""
+        write_rows(self.table, requests)
+        if self._penalizer is not None or any(r.penalties is not None for r in requests):
+            self.penalizer.write(requests)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Rows `target` [n], int64, become what rows `source` were, which become idle."""
+        self.table.move(source, target)
+        if self._penalizer is not None:
+            self._penalizer.move(source, target)
 
     def step(
         self, chunks: Sequence[Stretch], rows: int, mode: Mode, targets: PromptTargets | None = None
@@ -236,19 +259,25 @@ class Runner:
         known = {"query_lengths": lengths, "longest": max(lengths)} if lengths else {"longest": size.tokens}
         return {"backend": self.backend, "cu_seqlens": bounds, **known}
 
+    def scores(self, output: Output, mode: Mode) -> Tensor:
+        """[R, V], what a step's tokens are drawn from: its logits, or float32 where the mode has penalties."""
+        if not mode.penalties:
+            return output.logits
+        return self.penalizer.scores(self.model.ops.penalize, output.logits, output.rows)
+
     def finish(self, output: Output, mode: Mode, scores: Tensor | None = None) -> Output:
         """Draws the next token of each row and takes it into the table.
 
         Args:
             output: of a step that ended with the logits.
             mode: how to draw, and what to report.
-            scores: [R, V], to draw from; None means the logits.
+            scores: [R, V], to draw from; None: what the method `scores` gives.
         """
         return self._sent(self._finish(output, mode, scores))
 
     def _finish(self, output: Output, mode: Mode, scores: Tensor | None) -> Output:
         ops, rows, logits = self.model.ops, output.rows, output.logits
-        sampled = self._drawn(logits if scores is None else scores, rows, mode)
+        sampled = self._drawn(self.scores(output, mode) if scores is None else scores, rows, mode)
         logprobs = None
         if mode.logprobs is not None:
             chosen = sampled if rows is None else sampled.masked_fill(rows < 0, -1)
@@ -282,6 +311,8 @@ class Runner:
         state.slots.fill_(-1)
         for box in self._boxes.values():
             box.start_again()
+        if self._penalizer is not None:
+            self._penalizer.reset()
 
     def _drawn(self, scores: Tensor, rows: Tensor | None, mode: Mode) -> Tensor:
         """[R] int64."""

@@ -5,8 +5,9 @@ from typing import Any
 
 _PLACES = {
     "batching_config": "ContinuousBatchingConfig",
-    "build": "FusedWarpers build_processors fused_warpers",
+    "build": "build_processors",
     "config": "GenerationConfig",
+    "fused": "FusedPenalties FusedWarpers fused_penalties fused_warpers",
     "logits_lengths": "ExponentialDecayLengthPenalty ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor "
     "MinLengthLogitsProcessor MinNewTokensLengthLogitsProcessor SuppressTokensAtBeginLogitsProcessor",
     "logits_processors": "FrequencyPenaltyLogitsProcessor InfNanRemoveLogitsProcessor NoBadWordsLogitsProcessor "

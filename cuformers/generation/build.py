@@ -1,7 +1,6 @@
 """From a request's resolved options to its logits processors, in Transformers' order."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -9,46 +8,11 @@ from cuformers.base.log import notice
 from cuformers.generation import logits_lengths as lengths
 from cuformers.generation import logits_processors as history
 from cuformers.generation import logits_warpers as warp
+from cuformers.generation.fused import fused_penalties, fused_warpers
 from cuformers.generation.processors import LogitsProcessor, LogitsProcessorList
 from cuformers.generation.resolved import ResolvedGeneration
 
 PrefixFunction = Callable[[int, Tensor], Sequence[int]]
-
-
-class FusedWarpers(NamedTuple):
-    """What the device's sampling op is to be given, and whether filters must run before it."""
-
-    temperature: float
-    """0: greedy."""
-    top_k: int
-    """0: off."""
-    top_p: float
-    """1: off."""
-    min_p: float
-    """0: off."""
-    eager: tuple[str, ...]
-    """Options that the sampling op can't take. Not empty: all filters are in `build_processors(..., fused=False)`."""
-
-
-def fused_warpers(resolved: ResolvedGeneration) -> FusedWarpers:
-    """Which filters the sampling op can do by itself.
-
-    The op does temperature, top_k, top_p, min_p in this order and then draws. Where another filter has to come in
-    between or after, or scores are to be returned, all of them run as processors and the op only draws.
-    """
-    if not resolved.do_sample:
-        return FusedWarpers(0.0, 0, 1.0, 0.0, ())
-    active = {
-        "top_h": resolved.top_h is not None,
-        "typical_p": resolved.typical_p < 1,
-        "epsilon_cutoff": 0 < resolved.epsilon_cutoff < 1,
-        "eta_cutoff": 0 < resolved.eta_cutoff < 1,
-        "output_scores": resolved.output_scores,
-    }
-    eager = tuple(name for name, on in active.items() if on)
-    if eager:
-        return FusedWarpers(1.0, 0, 1.0, 0.0, eager)
-    return FusedWarpers(resolved.temperature, resolved.top_k, resolved.top_p, resolved.min_p, ())
 
 
 def build_processors(
@@ -66,10 +30,12 @@ def build_processors(
     Args:
         custom: the user's processors.
         prefix_allowed_tokens_fn: (row, tokens) -> allowed token ids.
-        fused: leave out the filters that `fused_warpers` gives to the sampling op.
+        fused: leave out what `fused_penalties`, where nothing else has to run, and `fused_warpers` give to ops.
     """
-    made = [*_history(resolved), *_endings(resolved, prefix_allowed_tokens_fn), *_suppressions(resolved)]
-    made = _merge(made, custom)
+    made: list[LogitsProcessor] = []
+    if not fused or custom or prefix_allowed_tokens_fn is not None or fused_penalties(resolved).eager:
+        made = [*_history(resolved), *_endings(resolved, prefix_allowed_tokens_fn), *_suppressions(resolved)]
+        made = _merge(made, custom)
     if resolved.do_sample and not (fused and not fused_warpers(resolved).eager):
         made += _warpers(resolved)
     if resolved.renormalize_logits and not (fused and not resolved.output_scores):  # changes no choice

@@ -18,6 +18,9 @@ def repetition(scores: Tensor, rows: Rows, penalty: Param, *, start: int = 0) ->
     """
     seen = occurred(scores, rows, start)
     value = column(penalty)
+    if not isinstance(value, Tensor):
+        # A GPU divides by a Python number as a product with its rounded inverse: the op `penalize` rounds once.
+        value = torch.full((), value, dtype=scores.dtype, device=scores.device)
     return torch.where(seen, torch.where(scores < 0, scores * value, scores / value), scores)
 
 

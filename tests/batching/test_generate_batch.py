@@ -65,6 +65,33 @@ def test_a_config_for_each_prompt(prompts: list[list[int]], model) -> None:
         model.generate_batch(prompts, configs, CONFIG)
 
 
+def test_each_request_has_penalties_of_its_own(prompts: list[list[int]], model) -> None:
+    """Beside others with none, with processors, or with other seeds: what `generate` gives for it alone."""
+    ways: list[dict] = [
+        {},
+        {"repetition_penalty": 1.5, "bad_words_ids": [[t] for t in range(20, 40)]},
+        {"do_sample": True, "seed": 3},
+        {"do_sample": True, "seed": 3, "frequency_penalty": 1.0, "sequence_bias": {(9,): 5.0}},
+        {"no_repeat_ngram_size": 1, "repetition_penalty": 1.5},
+        {"suppress_tokens": list(range(60))},
+        {"presence_penalty": 2.0, "min_new_tokens": 10, "eos_token_id": list(range(60, 90))},
+    ]
+    configs = [GenerationConfig(max_new_tokens=6 + 5 * i, **way) for i, way in enumerate(ways)]
+    many = prompts[: len(ways)]
+    got = model.generate_batch(many, configs, CONFIG, pad_token_id=0)
+    for prompt, way, config, output in zip(many, ways, configs, got.values()):
+        ids = torch.tensor([prompt])
+        want = shared("llama").generate(ids, generation_config=config, attention_mask=torch.ones_like(ids))
+        assert output.generated_tokens == want[0, len(prompt) :].tolist(), way
+
+
+def test_a_token_outside_the_vocabulary_fails_alone(prompts: list[list[int]], model) -> None:
+    configs = [GenerationConfig(max_new_tokens=3, **way) for way in ({}, {"suppress_tokens": [128]})]
+    good, bad = model.generate_batch(prompts[:2], configs, CONFIG, **GREEDY).values()
+    assert good.status is RequestStatus.FINISHED and bad.status is RequestStatus.FAILED
+    assert "suppress_tokens" in bad.error and "0 to 127" in bad.error
+
+
 def test_sampling_draws_as_generate_does(prompts: list[list[int]], model) -> None:
     same = [prompts[2]] * 3
     options = {**GREEDY, "do_sample": True, "temperature": 0.8, "top_k": 20, "max_new_tokens": 10, "seed": 4}

@@ -12,7 +12,9 @@ from cuformers.auto.model import PreTrainedModel
 from cuformers.engine import engine as engine_module
 from cuformers.engine.capacity import Capacity
 from cuformers.engine.engine import Engine
-from cuformers.engine.request import Drafts, Request, Sampling
+from cuformers.engine.group import Group
+from cuformers.engine.request import Drafts, Request, Sampling, TokenPenalties
+from cuformers.generation.logits_processors import SuppressTokensLogitsProcessor
 
 pytestmark = [
     pytest.mark.gpu,
@@ -116,6 +118,31 @@ def test_guessed_tokens_change_no_bit(model: PreTrainedModel, alone: dict[int, A
             one.logprobs, one.drafts = None, Drafts(count=3)
         engine.run(requests)
         assert [one.generated for one in requests] == [alone[number][0] for number in range(7)]
+
+
+def penalized(number: int) -> Request:
+    one = request(number)
+    bias = ((number, 3.0), (100 + number, -torch.inf))
+    one.penalties = TokenPenalties(repetition=1.2 + number / 10, frequency=0.1 * number, presence=0.3, bias=bias)
+    return one
+
+
+@pytest.mark.parametrize("processors", [False, True])
+def test_penalties_of_others_change_no_bit(model: PreTrainedModel, alone: dict[int, Any], processors: bool) -> None:
+    """Nor do one's own depend on others; with processors beside them steps leave their graphs."""
+    engine, own = Engine(model, use_graphs=False, prefix_cache=False), []
+    for number in range(7):
+        engine.run([one := penalized(number)])
+        own.append(result(one))
+    assert all(own[number] != alone[number] for number in (1, 3, 5)), "the penalties change nothing"
+    engine = Engine(model)
+    for _ in range(3):
+        mixed = [make(number) for number in range(7) for make in (request, penalized)]
+        other = request(4)
+        other.group = Group(processors=[SuppressTokensLogitsProcessor(range(500))]) if processors else None
+        engine.run([*mixed, other])
+        assert [result(one) for one in mixed[::2]] == [alone[number] for number in range(7)]
+        assert [result(one) for one in mixed[1::2]] == own
 
 
 @torch.no_grad()

@@ -10,7 +10,9 @@ from cuformers.cuda.streams import no_hidden_sync
 from cuformers.engine import engine as engine_module
 from cuformers.engine.capacity import Capacity
 from cuformers.engine.engine import Engine
-from cuformers.engine.request import Drafts, Request, Sampling
+from cuformers.engine.group import Group
+from cuformers.engine.request import Drafts, Request, Sampling, TokenPenalties
+from cuformers.generation import logits_lengths, logits_processors
 from tests.models.families import COMMON
 
 pytestmark = pytest.mark.gpu
@@ -23,16 +25,32 @@ def model() -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype="bfloat16", device_map="cuda", seed=0)
 
 
-def requests(count: int, sampled: bool) -> list[Request]:
-    way = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=7) if sampled else Sampling()
-    return [Request(prompt=[3 + i, 4, 5, 6], max_new_tokens=40, sampling=way) for i in range(count)]
+DRAWN = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=7)
+PENALTIES = (
+    TokenPenalties(repetition=1.1),
+    TokenPenalties(repetition=1.4, bias=((4, -torch.inf), (9, 2.5), (10, -torch.inf)), min_new_tokens=20),
+    None,
+    TokenPenalties(frequency=0.7, presence=-0.3),
+    TokenPenalties(repetition=0.8, frequency=0.2, presence=0.5, bias=tuple((t, -torch.inf) for t in range(20, 33))),
+)
 
 
+def requests(count: int, sampled: bool, penalized: bool = False) -> list[Request]:
+    """Of different lengths, so that rows are moved together while others go on."""
+    way = DRAWN if sampled else Sampling()
+    penalties = PENALTIES if penalized else (None,) * len(PENALTIES)
+    return [
+        Request(prompt=[3 + i, 4, 5, 6], max_new_tokens=40 - 5 * i, sampling=way, penalties=own)
+        for i, own in enumerate(penalties[:count])
+    ]
+
+
+@pytest.mark.parametrize("penalized", [False, True], ids=["plain", "penalties"])
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-def test_the_host_never_waits_but_for_tokens(model: PreTrainedModel, sampled: bool) -> None:
+def test_the_host_never_waits_but_for_tokens(model: PreTrainedModel, sampled: bool, penalized: bool) -> None:
     for _ in range(3):  # compile, then capture prefill and decode
-        model.engine.run(requests(3, sampled))
-    expected, again = requests(3, sampled), requests(3, sampled)
+        model.engine.run(requests(5, sampled, penalized))
+    expected, again = requests(5, sampled, penalized), requests(5, sampled, penalized)
     model.engine.run(expected)
     with no_hidden_sync():
         model.engine.run(again)
@@ -55,6 +73,50 @@ def test_graphs_are_bounded_and_stay(model: PreTrainedModel) -> None:
     third = all_sizes()
     assert model.engine.runner is runner and runner.captures == captures
     assert all(torch.equal(a, b) and torch.equal(b, c) for a, b, c in zip(first, second, third))
+
+
+def test_penalties_have_graphs_of_their_own_and_few(model: PreTrainedModel) -> None:
+    """As many again as steps without; what comes and goes captures nothing anew."""
+    engine = Engine(model)
+    counts = []
+    for penalized in (False, True, False, True, True):
+        for _ in range(3):
+            engine.run(requests(5, False, penalized))
+        assert engine.runner is not None
+        counts.append(engine.runner.captures)
+    assert counts[0] < counts[1] == counts[2] == counts[3] == counts[4] <= 2 * counts[0]
+
+
+def processors(way: TokenPenalties | None) -> list:
+    """Those that do what the op does for a prompt of four tokens."""
+    if way is None:
+        return []
+    added = {(token,): bias for token, bias in way.bias if bias > -torch.inf}
+    banned = [token for token, bias in way.bias if bias == -torch.inf]
+    made = [
+        logits_processors.SequenceBiasLogitsProcessor(added) if added else None,
+        logits_processors.RepetitionPenaltyLogitsProcessor(way.repetition),
+        logits_processors.FrequencyPenaltyLogitsProcessor(way.frequency, 4),
+        logits_processors.PresencePenaltyLogitsProcessor(way.presence, 4),
+        logits_lengths.MinNewTokensLengthLogitsProcessor(4, way.min_new_tokens, [11, 12]),
+        logits_processors.SuppressTokensLogitsProcessor(banned) if banned else None,
+    ]
+    return [processor for processor in made if processor is not None]
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+def test_captured_penalties_are_those_of_the_processors(model: PreTrainedModel, sampled: bool) -> None:
+    """In bfloat16, where logits are often equal; each request alone, so that both see the same logits."""
+    for i, one in enumerate(requests(5, sampled, True)):
+        way, answers = one.penalties, []
+        for _ in range(3):
+            request = Request(prompt=one.prompt, max_new_tokens=40, eos=(11, 12), sampling=one.sampling, penalties=way)
+            model.engine.run([request])
+            answers.append(request.generated)
+        group = Group(processors=processors(way))
+        model.engine.run([other := Request(prompt=one.prompt, max_new_tokens=40, eos=(11, 12), sampling=one.sampling,
+                                           group=group)])  # fmt: skip
+        assert answers == [other.generated] * 3, f"request {i}"
 
 
 def test_a_short_call_bakes_no_length_into_a_graph(model: PreTrainedModel) -> None:
@@ -92,45 +154,56 @@ def exact(request: pytest.FixtureRequest) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype="float32", device_map="cuda", seed=0)
 
 
-def work(**options: object) -> list[Request]:
+def work(ways: tuple[TokenPenalties | None, ...] = (None,), **options: object) -> list[Request]:
     """Prompts of many lengths, some alike, some that repeat themselves."""
     draw = torch.Generator().manual_seed(0)
     made = [torch.randint(3, 128, (n,), generator=draw).tolist() for n in (5, 300, 70, 33, 129, 64, 1, 200)]
     prompts = [*made, made[1][:192] + made[2], made[3] * 5, made[1]]
-    return [Request(prompt=p, max_new_tokens=30 + 11 * i, **options) for i, p in enumerate(prompts)]  # type: ignore[arg-type]
+    return [
+        Request(prompt=p, max_new_tokens=30 + 11 * i, penalties=ways[i % len(ways)], **options)  # type: ignore[arg-type]
+        for i, p in enumerate(prompts)
+    ]
+
+
+WAYS = {"plain": (None,), "penalties": PENALTIES}
 
 
 @pytest.fixture(scope="module")
-def plain(exact: PreTrainedModel) -> list[list[int]]:
-    """The tokens of plain PyTorch, each request alone."""
+def alone(exact: PreTrainedModel) -> dict[str, list[list[int]]]:
+    """The tokens of plain PyTorch, each request alone, without penalties and with some."""
     exact.set_kernels("reference")
-    requests = work()
-    for request in requests:
-        exact.engine.run([request])
+    answers = {}
+    for name, ways in WAYS.items():
+        requests = work(ways)
+        for request in requests:
+            exact.engine.run([request])
+        answers[name] = [r.generated for r in requests]
     exact.set_kernels("auto")
-    return [r.generated for r in requests]
+    return answers
 
 
 @pytest.mark.parametrize("max_batch_tokens", [16, 100, 8192])
 @pytest.mark.parametrize("tight", [False, True])
 @pytest.mark.parametrize("drafts", [None, Drafts(count=4)], ids=str)
+@pytest.mark.parametrize("ways", WAYS)
 def test_the_same_tokens_however_steps_are_cut(
     exact: PreTrainedModel,
-    plain: list[list[int]],
+    alone: dict[str, list[list[int]]],
     max_batch_tokens: int,
     tight: bool,
     drafts: Drafts | None,
+    ways: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Chunks and decodes in captured steps, with prefix hits, preemption and guessed tokens."""
+    """Chunks and decodes in captured steps, with prefix hits, preemption, guessed tokens and penalties."""
     if tight:
         pages = 9 if exact.config.model_type == "qwen3" else 18  # gemma3 has two groups of layers or more
         monkeypatch.setattr(engine_module, "needed", lambda *_: Capacity(rows=8, length=1024, pages=pages, eos=8))
     engine = Engine(exact, max_batch_tokens=max_batch_tokens)
     for _ in range(3):  # without graphs, while they are captured, and from them
-        requests = work(drafts=drafts)
+        requests = work(WAYS[ways], drafts=drafts)
         engine.run(requests)
-        assert [r.generated for r in requests] == plain
+        assert [r.generated for r in requests] == alone[ways]
     assert engine.planner is not None and engine.runner is not None
     stats = engine.planner.stats()
     assert stats.num_free + stats.num_cached == stats.num_blocks and engine.runner.captures > 0

@@ -1,5 +1,7 @@
 """Resolved options and the processors made of them, against what Transformers' generate makes of the same call."""
 
+import math
+
 import pytest
 import torch
 import transformers
@@ -7,7 +9,7 @@ from transformers import GenerationConfig as Theirs
 
 from cuformers import generation as ours
 from cuformers.base import log
-from cuformers.generation import GenerationConfig, build_processors, fused_warpers, resolve
+from cuformers.generation import GenerationConfig, build_processors, fused_penalties, fused_warpers, resolve
 
 from .oracle import VOCAB, assert_same_scores, random_ids, random_scores
 
@@ -147,10 +149,39 @@ def test_fused_warpers() -> None:
     assert set(names) == {"output_scores", "eta_cutoff", "top_h"}
 
 
-def test_fused_filters_are_left_out_of_the_processors() -> None:
+BANNED = -math.inf
+
+
+def test_fused_penalties() -> None:
+    def fused(**options: object) -> tuple:
+        return fused_penalties(resolve(None, None, {"max_new_tokens": 9, **options}, 3))
+
+    assert fused() == fused(do_sample=True, min_new_tokens=4) == (1.0, 0.0, 0.0, 0, (), ())
+    plain = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": -1, "min_new_tokens": 4}
+    assert fused(eos_token_id=2, **plain) == (1.2, 0.3, -1, 4, (), ())
+    assert fused(eos_token_id=2, min_length=8)[3] == 5
+    bias = {(4,): 1.5, (5,): 2.5, (6,): -3.0}
+    words = [[5], [2], [9]]
+    expected = ((4, 1.5), (5, BANNED), (6, BANNED), (9, BANNED), (7, BANNED))
+    assert fused(sequence_bias=bias, bad_words_ids=words, suppress_tokens=[7, 6], eos_token_id=2)[4] == expected
+    assert (2, BANNED) in fused(bad_words_ids=words)[4]  # no end-of-sequence token
+    for name, value in {
+        "sequence_bias": {(4, 5): 1.0}, "bad_words_ids": [[5], [2, 3]], "no_repeat_ngram_size": 2,
+        "forced_bos_token_id": 1, "forced_eos_token_id": 1, "remove_invalid_values": True, "begin_suppress_tokens": [3],
+    }.items():  # fmt: skip
+        assert fused(repetition_penalty=1.2, **{name: value}) == (1.0, 0.0, 0.0, 0, (), (name,))
+    names = fused(do_sample=True, output_scores=True, output_logits=True, return_dict_in_generate=True, top_h=0.2)[-1]
+    assert names == ("output_logits", "output_scores", "top_h")
+
+
+def test_what_is_fused_is_left_out_of_the_processors() -> None:
     options = {"do_sample": True, "temperature": 0.5, "repetition_penalty": 1.2, "renormalize_logits": True}
     resolved = resolve(None, None, {**options, "max_new_tokens": 1}, 3)
-    assert [type(p).__name__ for p in build_processors(resolved, fused=True)] == ["RepetitionPenaltyLogitsProcessor"]
+    assert build_processors(resolved, fused=True) == []
+    own = Doubles()
+    with_own = [type(p).__name__ for p in build_processors(resolved, [own], fused=True)]
+    with_prefix = build_processors(resolved, prefix_allowed_tokens_fn=lambda row, ids: [1], fused=True)
+    assert with_own == ["RepetitionPenaltyLogitsProcessor", "Doubles"] and len(with_prefix) == 2
     resolved = resolve(None, None, {**options, "typical_p": 0.5, "max_new_tokens": 1}, 3)
     kept = [type(p).__name__ for p in build_processors(resolved, fused=True)]
     assert kept[1:] == ["TemperatureLogitsWarper", "TopKLogitsWarper", "TypicalLogitsWarper"]

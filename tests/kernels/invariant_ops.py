@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cuformers.kernels.norm_args import Norm
 from cuformers.kernels.op import Problem
+from cuformers.kernels.penalize import Penalties, workspace
 from cuformers.kernels.table import Kernels, select
 
 from .judge import poisoned, randn, varied
@@ -149,7 +150,7 @@ def check_rope(h: Heads, dtype: torch.dtype, device: torch.device, same: Same, s
 
 
 def check_rows(dtype: torch.dtype, device: torch.device, same: Same, sizes: tuple[int, ...], V: int, H: int) -> None:
-    """Norms, activation, sampling and log-probabilities of the first rows are those of all rows."""
+    """Norms, activation, penalties, sampling and log-probabilities of the first rows are those of all rows."""
     torch.manual_seed(0)
     ops, most = kernels(dtype), max(sizes)
     x, residual = randn(2, most, H, dtype=dtype, device=device)
@@ -159,13 +160,14 @@ def check_rows(dtype: torch.dtype, device: torch.device, same: Same, sizes: tupl
     knobs = [torch.full((most,), value, device=device) for value in (0.8, 20, 0.9, 0.01)]
     knobs[1] = knobs[1].int()
     draws = (*knobs, torch.arange(most, device=device), torch.arange(most, device=device) * 7)
+    penalize = _penalizes(most, V, device)
 
     def results(T: int) -> list[Tensor]:
         return [
             ops.rms_norm(x[:T], weight, 1e-6), *ops.add_rms_norm(x[:T], residual[:T], weight, 1e-6),
             ops.rms_norm_add(x[:T], residual[:T], weight, 1e-6), ops.gated_activation(x[:T], "silu"),
             ops.argmax(logits[:T]), ops.sample(logits[:T], *(d[:T] for d in draws)),
-            *ops.logprobs(logits[:T], tokens[:T], 5),
+            *ops.logprobs(logits[:T], tokens[:T], 5), penalize(ops, logits[:T]),
         ]  # fmt: skip
 
     with poisoned():
@@ -173,3 +175,20 @@ def check_rows(dtype: torch.dtype, device: torch.device, same: Same, sizes: tupl
         for T in sizes:
             pairs = zip(results(T), expected, strict=True)
             assert all(same(a.double(), b[:T].double()) for a, b in pairs), f"{T} rows"
+        assert torch.equal(ops.sample(logits.float(), *draws), ops.sample(logits, *draws)), "it depends on the dtype"
+
+
+def _penalizes(rows: int, V: int, device: torch.device) -> Callable[[Kernels, Tensor], Tensor]:
+    """The op with options of its own for each row."""
+    history = torch.randint(0, V, (rows, 90), dtype=torch.int32, device=device)
+    share = torch.arange(rows, device=device) / rows
+    places = torch.arange(rows, dtype=torch.int32, device=device)
+    bias_ids = torch.randint(0, V - 4, (rows, 1), device=device) + torch.arange(4, device=device)
+    penalties = Penalties(
+        prompt_lengths=places % 60, repetition=0.5 + share, frequency=share - 0.3, presence=0.6 - share,
+        min_new_tokens=places % 40, eos=bias_ids[:, :2] + 1, bias_ids=bias_ids, bias=torch.randn(rows, 4).to(device),
+    )  # fmt: skip
+    counts = workspace(rows, V, device)
+    return lambda ops, logits: ops.penalize(
+        logits, places[: len(logits)], 60 + places[: len(logits)] % 30, history, penalties, counts
+    )

@@ -67,7 +67,7 @@ def compiled(on: tuple[int, int], head_dim: int, group: int, one: Any) -> Any:
     constants = {
         "HKV": 2, "G": group, "D": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "PAGE": 64,
         "BLOCK_M": one.block_m, "BLOCK_S": one.block_s, "STAGES": one.stages, "WINDOW": True, "SOFTCAP": False,
-        "SINKS": False, "UPCAST": False, "PDL": on >= (9, 0),
+        "SINKS": False, "SCALED": False, "UPCAST": False, "PDL": on >= (9, 0),
     }  # fmt: skip
     known = {f"{name}_ptr": "*bf16" for name in ("q", "k", "v", "sinks", "out")} | {"scale": "fp32", "softcap": "fp32"}
     known |= {f"{name}_ptr": "*i32" for name in ("tables", "bounds", "rows", "lengths")}

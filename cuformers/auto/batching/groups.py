@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from cuformers.engine.group import Group
-from cuformers.generation.build import build_processors, fused_warpers
+from cuformers.generation.build import build_processors
+from cuformers.generation.fused import fused_penalties, fused_warpers
 from cuformers.generation.processors import LogitsProcessorList
 from cuformers.generation.resolved import ResolvedGeneration
 from cuformers.generation.rows import Rows
@@ -38,17 +39,15 @@ class Groups:
         self._made = lru_cache(maxsize=128)(self._make)
 
     def of(self, resolved: ResolvedGeneration) -> Group | None:
-        """The group for a request's options; None where the sampler is enough.
+        """The group for a request's options; None where the device's ops are enough.
 
         Raises:
             ValueError: a processor can't work with this vocabulary.
         """
-        return self._made(_processing(resolved))
+        return self._made(_processing(resolved)) if fused_penalties(resolved).eager else None
 
-    def _make(self, resolved: ResolvedGeneration) -> Group | None:
+    def _make(self, resolved: ResolvedGeneration) -> Group:
         processors = build_processors(resolved, fused=True)
-        if not processors:
-            return None
         self._rehearse(processors)
         return Group(processors=processors)
 

@@ -16,6 +16,7 @@ from cuformers.engine.planner import WATERMARK
 from cuformers.engine.request import Request, Sampling
 from cuformers.engine.stats import Stats
 from cuformers.generation.batching_config import ContinuousBatchingConfig
+from cuformers.generation.fused import MAX_BIASED
 from cuformers.kernels.cache_scales import FP8
 from cuformers.nn.cache import PagedCache, layout
 
@@ -236,7 +237,7 @@ def capacity_for(
     free = memory.free_bytes(model.device)
     limit = int(free * share) // page
     if config.cache_tokens is None and full > limit:
-        steps = beside_cache(Capacity(rows=rows, length=longest, pages=1, eos=MAX_EOS))
+        steps = beside_cache(Capacity(rows=rows, length=longest, pages=1, eos=MAX_EOS, bias=MAX_BIASED))
         limit = int(max(0, free - steps) * share) // page
     if config.cache_tokens is None:
         pages = min(full, limit)
@@ -248,4 +249,4 @@ def capacity_for(
             f"{human(limit * page)}: lower num_blocks, raise max_memory_percent, or free memory."
         )
     length = min(longest, -(-pages // len(groups.windows)) * PAGE_SIZE)
-    return Capacity(rows=rows, length=length, pages=pages, eos=MAX_EOS)
+    return Capacity(rows=rows, length=length, pages=pages, eos=MAX_EOS, bias=MAX_BIASED)

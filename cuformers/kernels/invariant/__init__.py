@@ -27,6 +27,7 @@ REPLACED: dict[str, tuple[str, str, frozenset[Mode]]] = {
     "moe_route": ("invariant.experts", "moe_route", BOTH),
     "experts": ("invariant.experts", "experts", BOTH),
     "logprobs": ("invariant.rows", "logprobs", BOTH),
+    "sample": ("invariant.rows", "sample", INFER),
     "rope_cache": ("invariant.rope", "rope_cache", BOTH),
     "attention_plan": ("invariant.attention", "attention_plan", INFER),
     "chunk_attention": ("invariant.attention", "chunk_attention", INFER),

@@ -1,14 +1,14 @@
 """Op `penalize`: scores from logits, with the common options of each row's own, whatever the other rows ask for.
 
     penalize(logits [R, V], rows [R] int32, lengths [R] int32, history [B, L] int32, penalties: Penalties,
-             counts [R or more, V] int32) -> [R, V] float32
+             counts [B, V] int32) -> [R, V] float32
 
 Row r of the logits continues `history[rows[r], :lengths[r]]`, and takes the options that `penalties` has for that
-row; with a negative row it is copied. In Transformers' order: the bias is added; repetition divides positive and
-multiplies negative scores of tokens in prompt or answer; frequency is subtracted once for each time that a token was
-generated; presence once for each generated token; end-of-sequence tokens are banned (-inf) until `min_new_tokens`
-were generated. A banned word of one token is a bias of -inf: that holds through all of the others. Every step is
-rounded to float32, as if each were an op of its own.
+row; with a negative row it is copied. No row of the history is continued twice. In Transformers' order: the bias is
+added; repetition divides positive and multiplies negative scores of tokens in prompt or answer; frequency is subtracted
+once for each time that a token was generated; presence once for each generated token; end-of-sequence tokens are banned
+(-inf) until `min_new_tokens` were generated. A banned word of one token is a bias of -inf: that holds through all of
+the others. Every step is rounded to float32, as if each were an op of its own.
 
 counts is a workspace (`workspace`): zero before, and left so.
 """
@@ -43,7 +43,7 @@ class Penalties(NamedTuple):
 
 
 def workspace(num_rows: int, num_tokens: int, device: torch.device) -> Tensor:
-    """The `counts` of the op for up to `num_rows` rows of logits over `num_tokens` tokens."""
+    """The `counts` of the op for `num_rows` rows of history and logits over `num_tokens` tokens."""
     return torch.zeros(num_rows, num_tokens, dtype=torch.int32, device=device)
 
 

@@ -56,7 +56,6 @@ def score_kernel(
     place, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     logits_ptr += place * V
     scores_ptr += place * V
-    counts_ptr += place * V
     low = split * BLOCK
     high = tl.minimum(low + BLOCK, V)
     copied = low + tl.arange(0, BLOCK)
@@ -64,9 +63,12 @@ def score_kernel(
     row = tl.load(rows_ptr + place).to(tl.int64)
     if row < 0:
         return
+    counts_ptr += row * V
     tl.debug_barrier()  # stores from here on come after those of the copy
     biases = row * num_bias
-    _add_bias(logits_ptr, scores_ptr, bias_ids_ptr + biases, bias_ptr + biases, num_bias, low, high, BIAS_BLOCK)
+    first = tl.load(bias_ids_ptr + biases, mask=num_bias > 0, other=-1)
+    biased = tl.where(first < 0, 0, num_bias)  # most rows have none: the width is that of the largest request
+    _add_bias(logits_ptr, scores_ptr, bias_ids_ptr + biases, bias_ptr + biases, biased, low, high, BIAS_BLOCK)
     length, prompt = tl.load(lengths_ptr + place), tl.load(prompts_ptr + row)
     if length - prompt < tl.load(least_ptr + row):
         tl.debug_barrier()  # and these after those of the bias
@@ -92,10 +94,10 @@ def penalty_kernel(
         tl.extra.cuda.gdc_wait()
     place = tl.program_id(0).to(tl.int64)
     scores_ptr += place * V
-    counts_ptr += place * V
     row = tl.load(rows_ptr + place).to(tl.int64)
     if row < 0:
         return
+    counts_ptr += row * V
     length, prompt = tl.load(lengths_ptr + place), tl.load(prompts_ptr + row)
     repetition, frequency = tl.load(repetition_ptr + row), tl.load(frequency_ptr + row)
     presence = tl.load(presence_ptr + row)

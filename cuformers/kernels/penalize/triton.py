@@ -22,7 +22,7 @@ def penalize(
     """See the package."""
     logits = logits.detach().contiguous()
     R, V = logits.shape
-    assert counts.shape[0] >= R and counts.shape[1] == V and counts.is_contiguous(), "the workspace is for other logits"
+    assert counts.shape == (history.shape[0], V) and counts.is_contiguous(), "the workspace is for other logits"
     assert history.stride(1) == 1, "history has its tokens side by side"
     scores = torch.empty(R, V, dtype=torch.float32, device=logits.device)
     own = [x.contiguous() for x in penalties]
