@@ -8,7 +8,7 @@ from cuformers.kernels.experts.config import few_down, few_up, gradient, grouped
 from cuformers.kernels.experts.reference import experts
 from cuformers.kernels.moe_route.reference import moe_route
 
-from .moe_cases import ExpertShape, operands
+from .moe_cases import ExpertShape, operands, options
 
 CPU = torch.device("cpu")
 
@@ -23,6 +23,25 @@ def test_each_token_goes_through_its_own_experts() -> None:
             gate, up = (gate_up[e] @ x[t]).chunk(2)
             total += weight * (down[e] @ (F.silu(gate) * up))
         torch.testing.assert_close(y[t], residual[t] + 0.5 * total)
+
+
+def test_biases_interleaved_weights_and_the_clamped_activation() -> None:
+    torch.manual_seed(0)
+    shape = ExpertShape(9, 5, 3, 8, 6, "random", "clamped_swiglu", biases=True, interleaved=True)
+    x, gate_up, down, weights, ids, _ = operands(shape, torch.float32, CPU)
+    given = options(shape, torch.float32, CPU)
+    y = experts(x, gate_up, down, weights, ids, "clamped_swiglu", **given)
+    clamped = 0
+    for t in range(9):
+        total = torch.zeros(8)
+        for weight, e in zip(weights[t], ids[t].tolist()):
+            opened = x[t] @ gate_up[e] + given["biases"].gate_up[e]
+            gate, up = opened[::2], opened[1::2]
+            clamped += int((gate > 7).sum() + (up.abs() > 7).sum())
+            gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+            total += weight * ((gate * torch.sigmoid(1.702 * gate) * (up + 1)) @ down[e] + given["biases"].down[e])
+        torch.testing.assert_close(y[t], total)
+    assert clamped > 3
 
 
 def test_no_tokens() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from cuformers.kernels.experts.config import rows_of_tile
 from cuformers.kernels.experts.gradient_kernel import gate_gradient_kernel, gate_kernel
@@ -44,6 +45,7 @@ class Mixture(torch.autograd.Function):
         return combine(y, order, top_k, weights)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, gate_up, down, weights, second_bias, ids, opened, *tables = ctx.saved_tensors
         need_x, need_gate_up, need_down, need_weights, need_first, need_second, *_ = ctx.needs_input_grad
