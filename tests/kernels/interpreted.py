@@ -8,7 +8,7 @@ from .cases import all_cases, check_sampling
 from .fp8_cases import DECODES, WRITES, check_decode, check_write
 from .judge import Case, check
 from .logprobs_cases import check_logprobs
-from .moe_cases import SMALL, ExpertShape, check_gradients
+from .moe_cases import SMALL, ExpertShape, check_gradients, check_order
 from .penalty_cases import check_penalties
 
 CPU = torch.device("cpu")
@@ -99,6 +99,11 @@ def test_logprobs_match_the_reference(num_tokens: int, top: int, dtype: torch.dt
 )
 def test_penalties_match_the_reference(num_tokens: int, longest: int, dtype: torch.dtype) -> None:
     check_penalties(num_tokens, longest, dtype, CPU)
+
+
+@pytest.mark.parametrize(("P", "E", "block_m"), [(1, 3, 16), (300, 16, 16), (1100, 20, 64), (1500, 3, 128)])
+def test_pairs_are_sorted_by_expert(P: int, E: int, block_m: int) -> None:
+    check_order(P, E, block_m, CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

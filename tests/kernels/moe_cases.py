@@ -120,6 +120,26 @@ def mixtures(shapes: tuple[ExpertShape, ...] = SMALL) -> list[Case]:
     return other + [Case("experts", f"{s}-{name}", maker(s, full)) for s in shapes for name, full in ways.items()]
 
 
+def check_order(P: int, E: int, block_m: int, device: torch.device) -> None:
+    """The sort by expert, its bounds and tiles, against torch's own, for spread, equal and absent choices."""
+    from cuformers.kernels.experts.order import sort_pairs
+
+    torch.manual_seed(P + E)
+    for ids in (torch.randint(0, E, (P, 1)), torch.full((P, 1), E - 1), torch.randint(0, E, (P, 1)) // 2):
+        with poisoned():
+            found = sort_pairs(ids.int().to(device), E, block_m)
+        chosen, order = ids.flatten().sort(stable=True)
+        bounds = torch.searchsorted(chosen, torch.arange(E + 1)).tolist()
+        assert torch.equal(found.order.cpu().long(), order) and found.bounds.tolist() == bounds
+        assert torch.equal(found.order[found.places.long()].cpu(), torch.arange(P, dtype=torch.int32))
+        tiles = [
+            [e, at, min(at + block_m, bounds[e + 1])]
+            for e in range(E)
+            for at in range(bounds[e], bounds[e + 1], block_m)
+        ]
+        assert found.tiles[: len(tiles)].tolist() == tiles and (found.tiles[len(tiles) :, 0] == -1).all()
+
+
 NAMES = ("y", "x", "gate_up", "down", "weights", "residual", "gate_up's bias", "down's bias")
 
 

@@ -196,6 +196,7 @@ BUILDS = [
     Build("speculate.spread_kernel.spread_kernel", DRAFTS | {"PAGE": 64, "GROUPS": 2, "BLOCK": 1024}),
     Build("speculate.accept_kernel.accept_kernel", DRAFTS | {"PAGE": 64, "GROUPS": 2, "EOS_BLOCK": 4}, 1),
     Build("moe_route.triton.route_kernel", {"TOP_K": 8, "BLOCK_E": 128, "BLOCK_K": 8, "NORMALISE": True}, 1),
+    Build("experts.order_kernel.rank_kernel", {"BLOCK_M": 16, "BLOCK_E": 128, "SPAN": 32, "WIDE": 128}, 8),
     Build("experts.order_kernel.count_kernel", SORT),
     Build("experts.order_kernel.tile_kernel", {"BLOCK_M": 16, "BLOCK_E": 128, "SPAN": 32}, 8),
     Build("experts.order_kernel.place_kernel", SORT),

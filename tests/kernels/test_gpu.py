@@ -16,7 +16,7 @@ from .fp8_cases import DECODES, WRITES, check_decode, check_write, fp8_decode
 from .invariance import Operands, check_cuts, check_numbers_of_rows
 from .judge import Call, Case, check, error, triton_kernels
 from .logprobs_cases import check_logprobs
-from .moe_cases import SMALL, ExpertShape, check_alone, check_gradients, choices, mixtures, operands
+from .moe_cases import SMALL, ExpertShape, check_alone, check_gradients, check_order, choices, mixtures, operands
 from .penalty_cases import check_penalties
 from .speculate_cases import LookupShape, lookups, on, repeating, speculate, trapped
 
@@ -193,6 +193,12 @@ def test_gradients_of_the_experts_are_the_references(shape: ExpertShape, dtype: 
 @pytest.mark.parametrize("shape", [ExpertShape(70, 5, 2, 48, 40), ExpertShape(600, 32, 8, 2048, 768)], ids=str)
 def test_a_tokens_bits_do_not_depend_on_the_tokens_beside_it(shape: ExpertShape, dtype: torch.dtype) -> None:
     check_alone(shape, dtype, GPU, torch.equal)
+
+
+@pytest.mark.parametrize("P", [1, 40, 512, 1024, 1025, 131_072])
+@pytest.mark.parametrize(("E", "block_m"), [(8, 128), (128, 16), (60, 64), (500, 64)])
+def test_pairs_are_sorted_by_expert(P: int, E: int, block_m: int) -> None:
+    check_order(P, E, block_m, GPU)
 
 
 @pytest.mark.parametrize("T", [1, 4, 6, 64, 500])

@@ -1,16 +1,18 @@
 """Launches of the sort by expert."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cuformers.kernels.experts.config import power_of_two
-from cuformers.kernels.experts.order_kernel import count_kernel, place_kernel, tile_kernel
+from cuformers.kernels.experts.order_kernel import count_kernel, place_kernel, rank_kernel, tile_kernel
 from cuformers.kernels.launch import pdl
 
-STEP = 32
-"""Pairs that a program looks at together."""
+FEW_PAIRS, WIDE = 1024, 128
+"""Up to so many are compared each with each, with WIDE at a time."""
+CHUNK, STEP = 256, 32
+"""Pairs of a program of the counting sort, and how many it looks at together."""
 
 
 class Order(NamedTuple):
@@ -27,23 +29,21 @@ class Order(NamedTuple):
 
 
 def sort_pairs(ids: Tensor, num_experts: int, block_m: int) -> Order:
-    """The pairs of ids [T, k] int32, cut into tiles of up to block_m places of one expert; nothing waits for the host.
-
-    Example:
-        >>> sort_pairs(torch.tensor([[1, 0], [1, 2]], dtype=torch.int32), 3, 16).order  # doctest: +SKIP
-        tensor([1, 0, 2, 3])
-    """
-    P, device = ids.numel(), ids.device
-    chunk = 64 if P <= 4096 else 256
-    chunks, block_e = -(-P // chunk), max(16, power_of_two(num_experts))
-    num_tiles = min(num_experts, P) + P // block_m
-    counts, before = torch.empty(2, chunks, block_e, dtype=torch.int32, device=device).unbind()
+    """The pairs of ids [T, k] int32, in tiles of up to block_m places of one expert; the host waits for nothing."""
+    P, device, block_e = ids.numel(), ids.device, max(16, power_of_two(num_experts))
     order, places = torch.empty(2, P, dtype=torch.int32, device=device).unbind()
     bounds = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
-    tiles = torch.empty(num_tiles, 3, dtype=torch.int32, device=device)
-    sizes = {"CHUNK": chunk, "STEP": STEP, "BLOCK_E": block_e, "num_warps": 4, **pdl(device)}
-    tables = {"BLOCK_M": block_m, "BLOCK_E": block_e, "SPAN": STEP, "num_warps": 8, **pdl(device)}
+    tiles = torch.empty(min(num_experts, P) + P // block_m, 3, dtype=torch.int32, device=device)
+    made = Order(order, places, bounds, tiles)
+    cut: dict[str, Any] = {"BLOCK_M": block_m, "BLOCK_E": block_e, "SPAN": STEP, "num_warps": 8, **pdl(device)}
+    if P <= FEW_PAIRS:
+        cut["WIDE"] = WIDE
+        rank_kernel[(1 + -(-P // STEP),)](ids, *made, P, len(tiles), num_experts, **cut)
+        return made
+    chunks = -(-P // CHUNK)
+    counts, before = torch.empty(2, chunks, block_e, dtype=torch.int32, device=device).unbind()
+    sizes: dict[str, Any] = {"CHUNK": CHUNK, "STEP": STEP, "BLOCK_E": block_e, "num_warps": 4, **pdl(device)}
     count_kernel[(chunks,)](ids, counts, P, **sizes)
-    tile_kernel[(1,)](counts, before, bounds, tiles, chunks, num_tiles, num_experts, **tables)
+    tile_kernel[(1,)](counts, before, bounds, tiles, chunks, len(tiles), num_experts, **cut)
     place_kernel[(chunks,)](ids, before, bounds, order, places, P, num_experts, **sizes)
-    return Order(order, places, bounds, tiles)
+    return made
