@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec
+from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, problem_of
 from cuformers.nn.kernel_module import KernelModule
 from cuformers.nn.norm import RMSNorm
 from cuformers.nn.project import project
@@ -87,16 +87,7 @@ class CausalLM(KernelModule):
     @property
     def attention_problem(self) -> AttentionProblem:
         """What this model asks of an attention backend, where it is now."""
-        specs, weight = self.model.attention_specs, self.lm_head.weight
-        return AttentionProblem(
-            device=weight.device,
-            dtype=weight.dtype,
-            head_dim=max(s.head_dim for s in specs),
-            softcap=any(s.softcap is not None for s in specs),
-            window=any(s.window is not None for s in specs),
-            sinks=any(s.sinks for s in specs),
-            v_head_dim=next((s.v_head_dim for s in specs if s.v_head_dim is not None), None),
-        )
+        return problem_of(self.model.attention_specs, self.lm_head.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [T, H], before the final norm -> logits [T, vocab] in the model's dtype."""

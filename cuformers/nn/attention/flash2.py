@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cuformers.cuda.device import capability
-from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, lacks
+from cuformers.nn.attention.backend import BOTH_WAYS, AttentionProblem, AttentionSpec, lacks
 from cuformers.nn.step import Step
 
 VARLEN_DTYPES = frozenset({torch.bfloat16, torch.float16})
@@ -20,11 +20,17 @@ def varlen_fits(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool
     return new_enough and dtype in VARLEN_DTYPES and head_dim <= VARLEN_MAX_HEAD_DIM
 
 
+def window_of(spec: AttentionSpec) -> tuple[int, int]:
+    """How far a query sees to the left and to the right, -1 for as far as there are keys."""
+    reach = -1 if spec.window is None else spec.window - 1
+    return reach, 0 if spec.causal else reach
+
+
 def torch_varlen(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step) -> Tensor:
     """torch.nn.attention.varlen: FlashAttention-2 inside, causal written as the window (-1, 0)."""
     from torch.nn.attention.varlen import varlen_attn
 
-    window = (-1 if spec.window is None else spec.window - 1, 0)
+    window = window_of(spec)
     longest, bounds = step.longest, step.cu_seqlens
     assert bounds is not None, "a full step carries cu_seqlens"
     out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=spec.scale, window_size=window)
@@ -36,11 +42,10 @@ def package_varlen(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: S
     """The flash_attn package's varlen kernel; the only one of the two with softcap."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
-    window = (-1 if spec.window is None else spec.window - 1, 0)
     longest, bounds = step.longest, step.cu_seqlens
     return flash_attn_varlen_func(
         q, k, v, bounds, bounds, longest, longest,
-        softmax_scale=spec.scale, causal=True, window_size=window, softcap=spec.softcap or 0.0,
+        softmax_scale=spec.scale, causal=spec.causal, window_size=window_of(spec), softcap=spec.softcap or 0.0,
     )  # fmt: skip
 
 
@@ -71,7 +76,7 @@ class FlashAttention2:
             return f"takes a head_dim up to {VARLEN_MAX_HEAD_DIM}, not {problem.head_dim}"
         if problem.softcap and self._without_package:
             return f"PyTorch's built-in copy has no softcap, and {self._without_package}"
-        return lacks(problem, "window", "softcap")
+        return lacks(problem, "window", "softcap", BOTH_WAYS)
 
     def can_capture(self, problem: AttentionProblem) -> bool:
         return True

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, lacks
-from cuformers.nn.attention.eager import causal_mask
+from cuformers.nn.attention.backend import BOTH_WAYS, AttentionProblem, AttentionSpec, lacks
+from cuformers.nn.attention.eager import attention_mask
 from cuformers.nn.attention.flash2 import torch_varlen, varlen_fits
 from cuformers.nn.step import Step
 
@@ -15,10 +15,11 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     length = q.shape[1]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     windowed = spec.window is not None and spec.window < length
-    mask = causal_mask(length, spec.window, q.device) if windowed else None
+    mask = attention_mask(length, spec, q.device) if windowed else None
+    causal = spec.causal and mask is None and length > 1
     grouped = spec.num_heads != spec.num_kv_heads
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None and length > 1, scale=spec.scale, enable_gqa=grouped
+        q, k, v, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=grouped
     )
     return out.transpose(1, 2)
 
@@ -32,7 +33,7 @@ class SdpaAttention:
     name = "sdpa"
 
     def why_not(self, problem: AttentionProblem) -> str | None:
-        return lacks(problem, "window")
+        return lacks(problem, "window", BOTH_WAYS)
 
     def can_capture(self, problem: AttentionProblem) -> bool:
         return varlen_fits(problem.device, problem.dtype, problem.head_dim)
