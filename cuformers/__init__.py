@@ -10,8 +10,10 @@ from cuformers.base.version import VERSION as __version__
 
 _HOME_OF = {
     "AutoConfig": "cuformers.auto",
+    "AutoModel": "cuformers.auto",
     "AutoModelForCausalLM": "cuformers.auto",
     "AutoTokenizer": "cuformers.auto",
+    "FeatureExtractionPipeline": "cuformers.auto",
     "TextGenerationPipeline": "cuformers.auto",
     "pipeline": "cuformers.auto",
     "ContinuousBatchingConfig": "cuformers.generation.batching_config",

@@ -1,58 +1,60 @@
-"""How a model computes where it is: kernels, attention, engines, and weights that move."""
+"""How a model computes where it is: kernels, attention, and weights that move."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from cuformers.auto.batching.methods import BatchedGeneration
 from cuformers.base.errors import bad_argument
-from cuformers.checkpoint.needs import Placement
+from cuformers.checkpoint.needs import Placement, is_layer
 from cuformers.cuda.device import capability
-from cuformers.engine.engine import Engine
 from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import Kernels, select
-from cuformers.models.config import ModelConfig
-from cuformers.nn.attention.backend import AttentionBackend
+from cuformers.models.base_config import BaseConfig
+from cuformers.nn.attention.backend import AttentionBackend, problem_of
 from cuformers.nn.attention.choose import choose_backend
 from cuformers.nn.attention.deterministic import deterministic_backend
-from cuformers.nn.decoder import CausalLM, Decoder, HeadSpec
-from cuformers.nn.kernel_module import set_kernels
+from cuformers.nn.backbone import Backbone
+from cuformers.nn.kernel_module import KernelModule, set_kernels
 from cuformers.nn.offload import Offload
 from cuformers.nn.rows import lay_in_rows
 from cuformers.nn.spread import Spread
 
-_OWN = ("engine", "assisted_engine", "_batching")
-"""Attributes that refer to this model, and that it makes when they are first used."""
 
+class Computing(KernelModule):
+    """A model that chooses what computes it, anew whenever it moves or changes mode."""
 
-class Computing(BatchedGeneration, CausalLM):
-    """A CausalLM that chooses what computes it, anew whenever it moves or changes mode."""
+    config: BaseConfig
+    _kernels_wanted: str = "auto"
+    _attention_wanted: str | None = None
+    _deterministic: bool = False
+    _movers: tuple[Offload | Spread, ...] = ()
 
-    config: ModelConfig
+    @property
+    def backbone(self) -> Backbone:
+        """The layers and what is before and behind them, without a head."""
+        raise NotImplementedError
 
-    def __init__(self, decoder: Decoder, head: HeadSpec) -> None:
-        super().__init__(decoder, head)
-        self._kernels_wanted = "auto"
-        self._attention_wanted: str | None = None
-        self._deterministic = False
-        self._movers: tuple[Offload | Spread, ...] = ()
+    @property
+    def anchor(self) -> Tensor:
+        """The weight that says where the model is, and of what dtype."""
+        raise NotImplementedError
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy has in common: the engines that generate, and their caches, stay this model's own."""
-        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
+    def units(self) -> dict[str, nn.Module]:
+        """The parts that are placed on devices as a whole, by name, in the order they run."""
+        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.lm_head.weight.device
+        return self.anchor.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
-        return self.lm_head.weight.dtype
+        return self.anchor.dtype
 
     @property
     def attn_implementation(self) -> str:
@@ -63,28 +65,6 @@ class Computing(BatchedGeneration, CausalLM):
     def backend(self) -> AttentionBackend:
         """The attention backend of prompts and training."""
         return self._choose_backend(self._attention_wanted, self.ops)
-
-    @cached_property
-    def engine(self) -> Engine:
-        """What generates. Weights that move between devices rule out captured graphs."""
-        backend = self.backend if self._attention_wanted is not None else None
-        return Engine(self, backend, use_graphs=False if self._movers else None)
-
-    def engine_with(self, assistant: "Computing | None") -> Engine:
-        """The engine whose tokens an assistant guesses; the last assistant's is kept. None: the engine without one.
-
-        Raises:
-            ValueError: it can't guess for this model.
-        """
-        if assistant is None:
-            return self.engine
-        kept: Engine | None = self.__dict__.get("assisted_engine")
-        if kept is None or kept.draft is not assistant:
-            usual = self.engine
-            use_graphs = False if assistant._movers else usual.use_graphs
-            kept = Engine(self, usual.backend, use_graphs=use_graphs, draft=assistant)
-            self.__dict__["assisted_engine"] = kept
-        return kept
 
     def set_attn_implementation(self, name: str | None) -> None:
         """Changes the attention backend; None leaves the choice to us.
@@ -128,7 +108,6 @@ class Computing(BatchedGeneration, CausalLM):
         self._deterministic = on
         self._forget("engine", "assisted_engine")
         self.__dict__["backend"] = backend
-        self.destroy_cached_continuous_batching_manager()
 
     def kernels(self) -> tuple[Choice, ...]:
         """For each op the implementation in use, and why the others are not."""
@@ -136,13 +115,12 @@ class Computing(BatchedGeneration, CausalLM):
 
     def train(self, mode: bool = True) -> Self:
         """Switches between training and inference, and to the kernels of that mode."""
-        drops = {"attention_dropout": self.config.attention_dropout, **self.config.extra}
-        for name in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
-            if mode and drops.get(name):
+        for name, share in self.config.dropouts.items() if mode else ():
+            if share:
                 remedy = "Load the model with it set to 0.0: nothing here is dropped at random."
-                raise bad_argument(f"config.{name}", drops[name], "0 in training", remedy)
+                raise bad_argument(f"config.{name}", share, "0 in training", remedy)
         super().train(mode)
-        if not self.lm_head.weight.is_meta:
+        if not self.anchor.is_meta:
             self._select(self._kernels_wanted)
         return self
 
@@ -151,10 +129,11 @@ class Computing(BatchedGeneration, CausalLM):
 
         Layers on the CPU beside a GPU are streamed to it; over several GPUs the hidden states follow the weights.
         """
-        layers = list(self.model.layers)
-        names = [name for name, _ in self.named_layers()]
+        units = self.units()
+        names = [name for name in units if is_layer(name)]
+        layers = [units[name] for name in names]
         runs_on = tuple(placement.runs_on[name] for name in names)
-        home = placement.units["model.embed_tokens"]
+        home = placement.units[next(iter(units))]
         self.hf_device_map = placement.hf_device_map
         off = [i for i, name in enumerate(names) if name in placement.offloaded]
         movers: list[Offload | Spread] = []
@@ -163,13 +142,13 @@ class Computing(BatchedGeneration, CausalLM):
         for device in sorted({runs_on[i] for i in off}, key=str):
             movers.append(Offload([layers[i] for i in off if runs_on[i] == device], device))
         if movers:
-            self.model.runs_on, self._movers = runs_on, tuple(movers)
+            self.backbone.runs_on, self._movers = runs_on, tuple(movers)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         if self._movers:
             raise ValueError("a model that is spread over devices can't be moved or cast: load it anew.")
         super()._apply(fn, recurse)  # .to(), .half(), .cuda(): each parameter by itself
-        if not self.lm_head.weight.is_meta:
+        if not self.anchor.is_meta:
             self.settle()
         return self
 
@@ -190,15 +169,11 @@ class Computing(BatchedGeneration, CausalLM):
         return select(problem, want, deterministic=deterministic)
 
     def _choose_backend(self, name: str | None, ops: Kernels) -> AttentionBackend:
+        problem = problem_of(self.backbone.attention_specs, self.anchor)
         if ops.deterministic:
-            return deterministic_backend(name, self.attention_problem, ops.chunk_attention)
-        return choose_backend(name, self.attention_problem)
+            return deterministic_backend(name, problem, ops.chunk_attention)
+        return choose_backend(name, problem)
 
     def _forget(self, *names: str) -> None:
         for name in names:
             self.__dict__.pop(name, None)
-
-    def named_layers(self) -> Iterator[tuple[str, nn.Module]]:
-        """The decoder layers with their names."""
-        for index, layer in enumerate(self.model.layers):
-            yield f"model.layers.{index}", layer
