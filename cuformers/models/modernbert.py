@@ -19,7 +19,6 @@ from cuformers.nn.norm import LayerNorm
 from cuformers.nn.rope import RopeSpec, RotarySet
 from cuformers.nn.step import Step
 
-
 LEFT_OVER = ("layer_norm_eps", "position_embedding_type", "reference_compile", "repad_logits_with_grad")
 """Keys of published files that were never used, or not for what the model computes."""
 

@@ -253,7 +253,7 @@ def test_new_models(name: str) -> None:
 
 def test_local_base_of_older_files() -> None:
     def thetas(**raw: Any) -> list[float]:
-        ropes = AutoConfig.for_model("modernbert", **{}).from_dict({"num_hidden_layers": 2, **raw}).ropes
+        ropes = AutoConfig.for_model("modernbert").from_dict({"num_hidden_layers": 2, **raw}).ropes
         return [ropes[kind].rope_theta for kind in ("full_attention", "sliding_attention")]
 
     assert thetas() == [160000.0, 10000.0]
