@@ -97,8 +97,10 @@ class SelfAttention(Attention):
         return tuple(tuple(f"{name}.{kind}" for name in ("query", "key", "value")) for kind in ("weight", "bias"))
 
     def heads(self, x: Tensor, step: Step) -> Tensor:
-        """[T, H] -> [T, heads * head_dim]."""
-        return self._attend(self._qkv(x, None), step).flatten(1)
+        """[T, H] -> [T, heads * head_dim]; nothing is rotated, so that queries and keys go as they are."""
+        assert step.backend is not None, "a full step names its attention backend"
+        q, k, v = self._qkv(x, None).unflatten(-1, (3, self.spec.num_heads, self.spec.head_dim)).unbind(1)
+        return step.backend.forward(q, k, v, self.spec, step).flatten(1)
 
 
 class AttentionBlock(nn.Module):

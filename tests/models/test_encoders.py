@@ -12,7 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cuformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from cuformers.auto.placing import needs
 from cuformers.base.errors import CheckpointError
+from cuformers.checkpoint.needs import is_layer
+from cuformers.nn.offload import Offload
+from cuformers.nn.spread import Spread
 from models import checkpoints
 from models.checkpoints import tokens
 from models.encoders import ENCODERS, folder, load, oracle
@@ -270,6 +274,28 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is() -> None:
         ours = load(name, dtype="bfloat16")(ids).last_hidden_state.float()
         errors = [((x - exact).norm() / exact.norm()).item() for x in (ours, theirs)]
         assert errors[0] < 1.25 * errors[1], f"{name}: {errors}"
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])
+def test_parts_that_are_placed(name: str) -> None:
+    """They hold each weight once; what is around the layers stays together; nothing is reckoned for a cache."""
+    source = folder(name) if name in ENCODERS else checkpoints.folder(name)
+    model = AutoModel.from_pretrained(source, dtype="float32", device_map="cpu", progress=False)
+    asked = needs(model, torch.float32)
+    assert sum(asked.units.values()) == model.get_memory_footprint()
+    assert asked.cache_per_layer == 0 and len(model.backbone.stack) == sum(map(is_layer, asked.units)) == 4
+    assert asked.tied == (tuple(unit for unit in asked.units if not is_layer(unit)),)
+    assert set(model.hf_device_map) == set(asked.units)
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+@torch.no_grad()
+def test_layers_that_move(name: str) -> None:
+    model, ids = load(name), tokens(2, 30)
+    expected, layers, cpu = model(ids).last_hidden_state, list(model.backbone.stack), torch.device("cpu")
+    Spread(layers, [cpu] * 4, cpu)
+    Offload(layers[1:3], cpu)
+    assert torch.equal(model(ids).last_hidden_state, expected)
 
 
 @torch.no_grad()
