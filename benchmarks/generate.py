@@ -88,6 +88,7 @@ def main() -> None:
     options.add_argument("--prompt", type=int, default=128)
     options.add_argument("--new", type=int, default=128)
     options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--lookup", type=int, help="also with so many tokens looked up")
     options.add_argument("--no-peer", action="store_true", help="leave Transformers out")
     options.add_argument("--static", action="store_true", help="also Transformers' static cache with torch.compile")
     given = options.parse_args()
@@ -96,6 +97,9 @@ def main() -> None:
         gate(SHAPES[name])
         model = ours(SHAPES[name])
         measure(rows, name, "cuformers", model, given)
+        if given.lookup:
+            who = f"cuformers, {given.lookup} tokens looked up"
+            measure(rows, name, who, model, given, prompt_lookup_num_tokens=given.lookup)
         del model
         gc.collect()
         torch.cuda.empty_cache()

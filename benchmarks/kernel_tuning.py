@@ -9,8 +9,8 @@ from cuformers.kernels.attention_plan.reference import attention_plan
 from cuformers.kernels.attention_plan.rule import Rule, balanced
 from cuformers.kernels.decode_attention.triton import decode_attention
 from cuformers.kernels.launch import sms
-from cuformers.kernels.linear.config import FMA_ROWS, MAX_ROWS, SkinnyConfig, config
-from cuformers.kernels.linear.skinny import skinny
+from cuformers.kernels.linear.config import MAX_ROWS, FmaConfig, MmaConfig, fma_config, mma_config
+from cuformers.kernels.linear.skinny import FMA_ROWS, skinny
 from cuformers.kernels.paged_attention.triton import AttentionConfig
 from cuformers.kernels.paged_attention.triton import config as attention_rule
 
@@ -18,32 +18,30 @@ MOST = 24
 """Cuts that are tried for one shape."""
 
 
-def skinny_cuts(N: int, K: int, T: int, gated: bool) -> list[SkinnyConfig]:
+def fma_cuts(N: int, K: int, gated: bool) -> list[FmaConfig]:
     """Cuts worth a try: there are at least 100 programs, and a thread's weight bytes in flight are close to 96."""
     found = []
     for num_warps in (1, 2, 4, 8):
         for block_n in (1, 2, 4, 8, 16, 32):
             if -(-N // block_n) >= 100:
-                cuts = (_dot_cuts if T > FMA_ROWS else _fma_cuts)(block_n, K, num_warps)
+                cuts = _fma_cuts(block_n, K, num_warps)
                 found += [(abs(math.log2(held * (1 + gated) / 96)), cut) for held, cut in cuts]
     return [cut for far, cut in sorted(found) if far <= 2.6][:MOST]
 
 
-def _fma_cuts(block_n: int, K: int, num_warps: int) -> Iterator[tuple[float, SkinnyConfig]]:
+def _fma_cuts(block_n: int, K: int, num_warps: int) -> Iterator[tuple[float, FmaConfig]]:
     """(weight bytes of a thread, cut): warps that share a row, and up to 256 columns warps with rows of their own."""
     threads = 32 * num_warps
     for block_k in sorted({256, 256 * num_warps, 512 if num_warps > 2 else 256}):
         own_rows = block_k > 256 or block_n % num_warps == 0
         # A chunk gives every thread at least 8 columns, or the loads are narrower than 16 bytes.
         if K % block_k == 0 and own_rows and block_n * block_k >= threads * 8:
-            yield block_n * K * 2 / threads, SkinnyConfig(block_n, block_k, 1, num_warps)
+            yield block_n * K * 2 / threads, FmaConfig(block_n, block_k, num_warps)
 
 
-def _dot_cuts(block_n: int, K: int, num_warps: int) -> Iterator[tuple[float, SkinnyConfig]]:
-    """(weight bytes of a thread in one step of the loop, cut)."""
-    for block_k in (32, 64, 128, 256):
-        if block_n >= 8 and num_warps >= 2 and block_k * num_warps <= 2 * K:
-            yield block_n * block_k * 2 / 32, SkinnyConfig(block_n, block_k, num_warps, num_warps)
+def mma_cuts() -> list[MmaConfig]:
+    """All cuts that registers have room for."""
+    return [MmaConfig(num_warps, ahead) for num_warps in (2, 4, 8) for ahead in (1, 2, 4)]
 
 
 class DecodeCut(NamedTuple):
@@ -101,12 +99,15 @@ def tune_linear(dims: Dims, name: str, T: int, add: Callable[..., None]) -> None
     problem = linear_problem(dims, name, T)
     N, K, gated = problem.shape["N"], problem.shape["K"], problem.op == "gated_linear"
 
-    def call(arguments: Any, cut: SkinnyConfig) -> None:
+    def call(arguments: Any, cut: FmaConfig | MmaConfig) -> None:
         x, weight = arguments.args[:2]
         skinny(x, weight, None, **arguments.kwargs, activation="silu" if gated else "none", cut=cut)
 
-    default = config(N, K, T, gated=gated, num_sms=sms(dims.device))
-    found = search(problem, list(dict.fromkeys((default, *skinny_cuts(N, K, T, gated)))), call)
+    shape = {"gated": gated, "num_sms": sms(dims.device)}
+    few = T <= FMA_ROWS
+    default = fma_config(N, K, T, **shape) if few else mma_config(N, K, **shape)
+    cuts = fma_cuts(N, K, gated) if few else mma_cuts()
+    found = search(problem, list(dict.fromkeys((default, *cuts))), call)
     report(problem, found, default, add)
     if found:
         print(f"    ({N}, {K}, {T}, {gated}): {found[0][1]},", flush=True)

@@ -52,17 +52,19 @@ def shortened(work: Work, share: int) -> Work:
     return Work(prompts=work.prompts, new_tokens=[max(2, new // share) for new in work.new_tokens])
 
 
-def ours(rows: Rows, name: str, works: list[str], rates: Rates, repeats: int) -> None:
+def ours(rows: Rows, name: str, works: list[str], rates: Rates, repeats: int, *, deterministic: bool = False) -> None:
     """One row for each work: the best of some runs, as each takes long."""
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**SHAPES[name]), dtype="bfloat16", device_map="cuda", seed=0
     )
+    model.set_deterministic(deterministic)
+    who = "cuformers, deterministic" if deterministic else "cuformers"
     for kind in works:
         work = WORKS[kind](256)
         model.engine.reserve([Request(prompt=p, max_new_tokens=n) for p, n in zip(work.prompts, work.new_tokens)])
         first = run(model, shortened(work, 32))
         run(model, shortened(work, 32))
-        add(rows, name, kind, "cuformers", model, work, min(run(model, work) for _ in range(repeats)), rates, first)
+        add(rows, name, kind, who, model, work, min(run(model, work) for _ in range(repeats)), rates, first)
 
 
 def add(
@@ -104,6 +106,7 @@ def main() -> None:
     options.add_argument("--shapes", nargs="+", default=["qwen3-0.6b"], choices=sorted(SHAPES))
     options.add_argument("--works", nargs="+", default=["mixed"], choices=sorted(WORKS))
     options.add_argument("--repeats", type=int, default=1)
+    options.add_argument("--deterministic", action="store_true", help="also with deterministic=True")
     options.add_argument("--peer", nargs=2, type=int, metavar=("REQUESTS", "NEW"), help="also Transformers, so much")
     options.add_argument("--no-gate", action="store_true", help="for a second run on the same machine")
     given: argparse.Namespace = options.parse_args()
@@ -111,9 +114,10 @@ def main() -> None:
     for name in given.shapes:
         if not given.no_gate:
             gate(SHAPES[name])
-        ours(rows, name, given.works, rates, given.repeats)
-        gc.collect()
-        torch.cuda.empty_cache()
+        for deterministic in (False, True) if given.deterministic else (False,):
+            ours(rows, name, given.works, rates, given.repeats, deterministic=deterministic)
+            gc.collect()
+            torch.cuda.empty_cache()
         if given.peer:
             peer(rows, name, *given.peer)
     rows.write()

@@ -1,7 +1,7 @@
 """How large the engine's buffers are: powers of two, so that growing with the work means few reallocations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cuformers.base.errors import OutOfDeviceMemory
 from cuformers.cuda.memory import human
@@ -48,6 +48,22 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def wanted(requests: Sequence[Request], layout: CacheLayout) -> Capacity:
+    """The capacity for these requests where memory is no limit.
+
+    Args:
+        requests: the work.
+        layout: groups of layers, each of which needs its own pages.
+    """
+    pages = _pages(requests, layout)
+    return Capacity(
+        rows=min(MAX_ROWS, max(MIN_ROWS, power_of_two(len(requests)))),
+        length=max(MIN_LENGTH, power_of_two(max(r.max_length for r in requests))),
+        pages=power_of_two(max(sum(pages[:MAX_ROWS]), len(layout.windows) * MIN_LENGTH // PAGE_SIZE)),
+        eos=max(MIN_EOS, power_of_two(max(len(r.eos) for r in requests))),
+    )
+
+
 def needed(requests: Sequence[Request], layout: CacheLayout, page_bytes: int, free: int) -> Capacity:
     """The capacity for these requests, with as many of them at once as the free memory allows.
 
@@ -60,18 +76,17 @@ def needed(requests: Sequence[Request], layout: CacheLayout, page_bytes: int, fr
     Raises:
         OutOfDeviceMemory: the longest request's cache does not fit.
     """
-    groups = len(layout.windows)
-    pages = sorted((-(-r.max_length // PAGE_SIZE) * groups for r in requests), reverse=True)
-    limit = int(free * MEMORY_SHARE) // page_bytes
-    if pages[0] > limit:
+    most, limit = _pages(requests, layout)[0], int(free * MEMORY_SHARE) // page_bytes
+    if most > limit:
         longest = max(r.max_length for r in requests)
         raise OutOfDeviceMemory(
-            f"the cache for a request of {longest} tokens needs {human(pages[0] * page_bytes)}, and "
+            f"the cache for a request of {longest} tokens needs {human(most * page_bytes)}, and "
             f"{human(limit * page_bytes)} are available: shorten the prompt or max_new_tokens, or free memory."
         )
-    return Capacity(
-        rows=min(MAX_ROWS, max(MIN_ROWS, power_of_two(len(requests)))),
-        length=max(MIN_LENGTH, power_of_two(max(r.max_length for r in requests))),
-        pages=min(limit, power_of_two(max(sum(pages[:MAX_ROWS]), groups * MIN_LENGTH // PAGE_SIZE))),
-        eos=max(MIN_EOS, power_of_two(max(len(r.eos) for r in requests))),
-    )
+    want = wanted(requests, layout)
+    return replace(want, pages=min(limit, want.pages))
+
+
+def _pages(requests: Sequence[Request], layout: CacheLayout) -> list[int]:
+    """Of each request, the most first."""
+    return sorted((-(-r.max_length // PAGE_SIZE) * len(layout.windows) for r in requests), reverse=True)

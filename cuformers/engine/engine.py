@@ -6,18 +6,20 @@ order: what a step reads may be handed on as soon as the step has been launched.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import RLock
 
 import torch
+from torch import nn
 
 from cuformers.cuda import memory
-from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed
+from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed, wanted
 from cuformers.engine.draft_model import check_draft, page_bytes
 from cuformers.engine.launch import launch
 from cuformers.engine.logprobs import check_wanted, report, report_prompts
 from cuformers.engine.mail import Letter, Mail, Owner
 from cuformers.engine.planner import WATERMARK, Planner
+from cuformers.engine.postbox import SLOTS
 from cuformers.engine.profile import step_bytes
 from cuformers.engine.request import Drafts, Finish, Request
 from cuformers.engine.runner import Runner
@@ -142,6 +144,7 @@ class Engine:
         plan = self.planner.plan(settled=not self._letters)
         launched = plan is not None and not plan.wait
         if plan is not None and launched:
+            assert len(self._letters) < SLOTS, "a letter's slot is not used again before it is read"
             self._letters.append(self._mail.send(*launch(self.runner, self.planner, plan, self._drafts)))
         if self._letters and (not launched or len(self._letters) > self.lag):
             self._collect(self.planner)
@@ -158,11 +161,8 @@ class Engine:
             if request.finish is None:
                 request.end(Finish.FAILED)
         self.planner.new_epoch()  # what was launched may never have been computed
-        if self.runner is None:
-            return
-        state = self.runner.table.decode
-        state.lengths.zero_()
-        state.slots.fill_(-1)
+        if self.runner is not None:
+            self.runner.reset()
 
     def _collect(self, planner: Planner) -> None:
         """Waits for the oldest letter, and hands its tokens to their requests."""
@@ -213,6 +213,8 @@ class Engine:
         Raises:
             OutOfDeviceMemory: the cache for the longest of them does not fit.
         """
+        if self._fits(lambda runner: wanted(requests, runner.cache.layout)):
+            return
         groups = self._layout()
         page = self._page_bytes(groups)
         page += 0 if self.draft is None else page_bytes(self.draft, PAGE_SIZE)
@@ -230,10 +232,7 @@ class Engine:
 
     def configure(self, need: Capacity) -> None:
         """Makes the buffers hold at least so much. What runs is computed anew where they have to be made anew."""
-        weights = self._current_weights()
-        if weights != self._weights:
-            self.runner, self._weights = None, weights
-        if self.runner is not None and self.runner.capacity.covers(need):
+        if self._fits(lambda _: need):
             return
         capacity = need.joined(self.runner.capacity) if self.runner else need
         self._plan_anew(capacity)
@@ -248,6 +247,13 @@ class Engine:
             draft=self.draft,
             host_places=self._host_places,
         )
+
+    def _fits(self, need: Callable[[Runner], Capacity]) -> bool:
+        """Whether the buffers hold what is needed already; a runner whose weights are others now is dropped."""
+        weights = self._current_weights()
+        if weights != self._weights:
+            self.runner, self._weights = None, weights
+        return self.runner is not None and self.runner.capacity.covers(need(self.runner))
 
     def release(self) -> None:
         """Frees the cache, the table and the captured steps; until `configure` what waits or runs waits."""
@@ -311,12 +317,23 @@ class Engine:
         return layout([spec.window for spec in self.model.model.attention_specs], apart=len(set(devices)) == 1)
 
     def _current_weights(self) -> tuple[object, ...]:
-        places = (p.data_ptr() for model in self._models for p in model.parameters())
+        places = (place for model in self._models for place in _places(model))
         return (*(model.ops for model in self._models), self.backend, *places)
 
     @property
     def _models(self) -> tuple[CausalLM, ...]:
         return (self.model,) if self.draft is None else (self.model, self.draft)
+
+
+def _places(model: nn.Module) -> list[int]:
+    """Addresses of the weights. Every call of generate asks, and `model.parameters()` takes a millisecond."""
+    found: list[int] = []
+    left = [model]
+    while left:
+        module = left.pop()
+        found += [p.data_ptr() for p in module._parameters.values() if p is not None]
+        left += [child for child in module._modules.values() if child is not None]
+    return found
 
 
 def _drafts_for(requests: Sequence[Request]) -> Drafts | None:

@@ -1,4 +1,4 @@
-"""What steps say to the host: copied behind each step's back, read when the host gets to it."""
+"""What steps say to the host, which reads it when it gets to it."""
 
 from typing import NamedTuple
 
@@ -10,9 +10,6 @@ from cuformers.engine.logprobs import Stretch
 from cuformers.engine.request import Request
 from cuformers.engine.runner import Output
 from cuformers.kernels.logprobs import Logprobs
-
-LEAST_TOKENS = 512
-"""Of a buffer: most steps sample fewer."""
 
 
 class Owner(NamedTuple):
@@ -30,9 +27,7 @@ class Letter(NamedTuple):
     """What one step said, once `done` is past."""
 
     tokens: Tensor
-    """[R, K]: of each of the step's rows; -1 after the last one."""
-    buffer: Tensor
-    """What they are in."""
+    """[R, K] of each of the step's rows, -1 after the last one; in a slot that later steps use again."""
     done: streams.Event
     owners: list[Owner]
     """Of the rows that matter."""
@@ -43,31 +38,26 @@ class Letter(NamedTuple):
 
 
 class Mail:
-    """Letters of one engine; their buffers are used again."""
+    """Letters of one engine; their events are used again."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._free: list[tuple[Tensor, streams.Event]] = []
+        self._free: list[streams.Event] = []
 
     def send(self, output: Output, owners: list[Owner], stretches: tuple[Stretch, ...]) -> Letter:
-        """Starts the copies."""
-        tokens = output.tokens
-        assert tokens is not None, "a step that has sampled"
-        buffer, done = self._free.pop() if self._free else (None, streams.event(self._device))
-        if buffer is None or buffer.numel() < tokens.numel():
-            buffer = streams.pinned_empty((max(tokens.numel(), LEAST_TOKENS),), torch.int64)
-        buffer[: tokens.numel()].copy_(tokens.flatten(), non_blocking=True)
+        """The letter of a step that has just been launched."""
+        assert output.posted is not None, "a step that has sampled"
         logprobs, prompts = _downloaded(output.logprobs), _downloaded(output.prompt_logprobs)
+        done = self._free.pop() if self._free else streams.event(self._device)
         done.record()
-        shaped = buffer[: tokens.numel()].view(tokens.shape[0], -1)
-        return Letter(shaped, buffer, done, owners, logprobs, stretches, prompts)
+        tokens = output.posted.view(output.posted.shape[0], -1)
+        return Letter(tokens, done, owners, logprobs, stretches, prompts)
 
     def read(self, letter: Letter) -> list[list[int]]:
         """Waits for a letter: its tokens by row. Its other tensors are good as long as it is kept."""
         letter.done.synchronize()
-        tokens = letter.tokens.tolist()
-        self._free.append((letter.buffer, letter.done))
-        return tokens
+        self._free.append(letter.done)
+        return letter.tokens.tolist()
 
 
 def _downloaded(logprobs: Logprobs | None) -> Logprobs | None:

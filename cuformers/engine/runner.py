@@ -9,10 +9,11 @@ from torch import Tensor
 
 from cuformers.cuda import graphs, streams
 from cuformers.engine.attention_plans import attention_plans
-from cuformers.engine.capacity import Capacity
+from cuformers.engine.capacity import Capacity, power_of_two
 from cuformers.engine.draft_model import DraftModel
 from cuformers.engine.host_cache import HostCache
 from cuformers.engine.logprobs import PromptTargets, score_prompts
+from cuformers.engine.postbox import Postbox
 from cuformers.engine.request import Drafts
 from cuformers.engine.state import idle_rows
 from cuformers.engine.step_size import StepSize, Stretch, pack
@@ -54,6 +55,8 @@ class Output(NamedTuple):
     """Of the sampled tokens by the model's logits, where the mode asks for them."""
     prompt_logprobs: Logprobs | None = None
     """[P] of them, of the step's prompt targets."""
+    posted: Tensor | None = None
+    """`tokens` on the host, once the step is done; good until a few more steps were launched."""
 
 
 class Runner:
@@ -94,6 +97,7 @@ class Runner:
         pool = {"num_pages": capacity.pages, "page_size": page_size, "length": capacity.length}
         self.draft = None if draft is None else DraftModel(draft, layout, **pool)
         self._capture_backend = backend is None or backend.can_capture(model.attention_problem)
+        self._boxes: dict[int, Postbox] = {}
         self._plans: dict[StepSize, Tensor] = {}
         self._graphs: dict[tuple[StepSize, Mode, bool], graphs.CapturedGraph[Output]] = {}
         self._met: set[tuple[StepSize, Mode, bool]] = set()
@@ -113,6 +117,9 @@ class Runner:
         The first step of a size and mode runs without a graph, which compiles what needs compiling; the second is
         captured. Rows beyond those asked for are idle.
         """
+        return self._sent(self._run(chunks, rows, mode, targets))
+
+    def _run(self, chunks: Sequence[Stretch], rows: int, mode: Mode, targets: PromptTargets | None) -> Output:
         exact = StepSize.exact(chunks, rows)
         fresh = self.backend is not None and bool(chunks) and all(c.start == 0 for c in chunks)
         captures = self._pool and (self._capture_backend or not fresh) and targets is None
@@ -187,7 +194,7 @@ class Runner:
             scored = None if targets is None else score_prompts(self.model, hidden, targets)
             logits = self.model.logits(hidden[read.last.long()])
             output = Output(size.chunks, read.rows, logits, prompt_logprobs=scored)
-        return self.finish(output, mode) if mode.sample else output
+        return self._finish(output, mode, None) if mode.sample else output
 
     def _step_drafts(self, rows: int, mode: Mode, drafts: Drafts) -> Output:
         """A step of `rows` rows, each of which may take several tokens."""
@@ -212,7 +219,7 @@ class Runner:
         else:
             ways = (x.repeat_interleave(width) for x in self.table.sampling.rows(0, rows))
             sampled = ops.sample(logits, *ways, read.positions.long())
-        return Output(0, None, logits, ops.accept(sampled.view(rows, width), guessed, state))
+        return self._posted(Output(0, None, logits, ops.accept(sampled.view(rows, width), guessed, state)))
 
     def _hidden(self, tokens: Tensor, step: Step) -> Tensor:
         """The hidden states of a step that no draft model has guessed for; it sees the tokens too."""
@@ -234,6 +241,9 @@ class Runner:
             mode: how to draw, and what to report.
             scores: [R, V], to draw from; None means the logits.
         """
+        return self._sent(self._finish(output, mode, scores))
+
+    def _finish(self, output: Output, mode: Mode, scores: Tensor | None) -> Output:
         ops, rows, logits = self.model.ops, output.rows, output.logits
         sampled = self._drawn(logits if scores is None else scores, rows, mode)
         logprobs = None
@@ -242,7 +252,33 @@ class Runner:
             logprobs = ops.logprobs(logits, chosen, min(mode.logprobs, logits.shape[1]))
         state = self.table.decode
         ops.advance(sampled, state if rows is not None else state.rows(0, logits.shape[0]), rows)
-        return output._replace(tokens=sampled, logprobs=logprobs)
+        return self._posted(output._replace(tokens=sampled, logprobs=logprobs))
+
+    def _posted(self, output: Output) -> Output:
+        """Ends a step, captured or not, with its tokens on their way to the host."""
+        assert output.tokens is not None, "a step that has sampled"
+        self._box(output.tokens).post(self.model.ops, output.tokens)
+        return output
+
+    def _sent(self, output: Output) -> Output:
+        """The output of a step that has been launched, with the place of its tokens."""
+        if output.tokens is None:
+            return output
+        return output._replace(posted=self._box(output.tokens).take(output.tokens.shape))
+
+    def _box(self, tokens: Tensor) -> Postbox:
+        width = power_of_two(tokens.numel())
+        if width not in self._boxes:
+            self._boxes[width] = Postbox(width, tokens.device)
+        return self._boxes[width]
+
+    def reset(self) -> None:
+        """Idles all rows after an error."""
+        state = self.table.decode
+        state.lengths.zero_()
+        state.slots.fill_(-1)
+        for box in self._boxes.values():
+            box.start_again()
 
     def _drawn(self, scores: Tensor, rows: Tensor | None, mode: Mode) -> Tensor:
         """[R] int64."""

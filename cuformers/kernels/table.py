@@ -23,6 +23,7 @@ from cuformers.kernels.norm import ADD_RMS_NORM, RMS_NORM, RMS_NORM_ADD
 from cuformers.kernels.op import Choice, Op, Problem
 from cuformers.kernels.paged_attention import OP as PAGED_ATTENTION
 from cuformers.kernels.penalize import OP as PENALIZE
+from cuformers.kernels.post import OP as POST
 from cuformers.kernels.prepare import OP as PREPARE
 from cuformers.kernels.prepare import StepInput
 from cuformers.kernels.rope_cache import OP as ROPE_CACHE
@@ -50,6 +51,7 @@ OPS: tuple[Op, ...] = (
     LOGPROBS,
     PENALIZE,
     ADVANCE,
+    POST,
     PREPARE,
     DRAFT_LOOKUP,
     SPREAD_DRAFTS,
@@ -81,6 +83,7 @@ class Kernels:
     logprobs: Callable[..., Logprobs]
     penalize: Callable[..., Tensor]
     advance: Callable[..., None]
+    post: Callable[..., None]
     prepare: Callable[..., StepInput]
     draft_lookup: Callable[..., Tensor]
     spread_drafts: Callable[..., DraftRows]

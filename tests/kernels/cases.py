@@ -143,6 +143,23 @@ def advances() -> list[Case]:
     return [Case("advance", "rows", make), Case("advance", "placed", make_placed)]
 
 
+def posts() -> list[Case]:
+    """post: in the first turn, and after more turns than there are slots."""
+
+    def maker(count: int, turn: int) -> Callable[[torch.dtype, torch.device], Call]:
+        def make(dtype: torch.dtype, device: torch.device) -> Call:
+            del dtype
+            values = torch.randint(-1, 2**40, (count,)).to(device)
+            written = {"slots": torch.full((3, 600), -5), "turn": torch.tensor([turn], device=device)}
+            if device.type == "cuda":
+                written["slots"] = written["slots"].pin_memory()
+            return Call((values,), written, ("slots", "turn"))
+
+        return make
+
+    return [Case("post", f"{count}-{turn}", maker(count, turn)) for count, turn in ((1, 0), (300, 5), (600, 7))]
+
+
 def prepares() -> list[Case]:
     """prepare: chunks that begin, go on and end prompts, an empty one, and padding; with and without rows."""
     plans = {
@@ -169,7 +186,7 @@ def prepares() -> list[Case]:
 def all_cases() -> list[Case]:
     """Every case that is compared by relative error."""
     linear = [*norms(), *layer_norms(), *linears(), *invariants(), *activations()]
-    steps = [*advances(), *prepares(), *lookups(), *trapped(), *spreads()]
+    steps = [*advances(), *posts(), *prepares(), *lookups(), *trapped(), *spreads()]
     return [*linear, *ropes(), *plans(), *attentions(), *decodes(), *chunks(), *steps]
 
 

@@ -17,17 +17,14 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuformers.kernels.attention_plan import triton as plan
     from cuformers.kernels.chunk_attention import triton as chunks
     from cuformers.kernels.linear import skinny
-    from cuformers.kernels.linear.config import FMA_ROWS, SkinnyConfig
+    from cuformers.kernels.linear.config import FmaConfig
     from cuformers.kernels.logprobs import triton as logprobs
     from cuformers.kernels.paged_attention import triton as attention
     from cuformers.kernels.penalize import triton as penalize
     from cuformers.kernels.sample import triton as sample
     from cuformers.kernels.speculate import triton as drafts
 
-    def cut(N: int, K: int, T: int, *, gated: bool, num_sms: int) -> SkinnyConfig:
-        return SkinnyConfig(8, 256, 1, 4) if T <= FMA_ROWS else SkinnyConfig(16, 32, 4, 4)
-
-    monkeypatch.setattr(skinny, "config", cut)
+    monkeypatch.setattr(skinny, "fma_config", lambda *_, **__: FmaConfig(8, 256, 4))
     monkeypatch.setattr(attention, "config", lambda N, *_, **__: attention.AttentionConfig(16, 4, 2, N < 3))
     monkeypatch.setattr(plan, "ROWS_AT_ONCE", 16)
     monkeypatch.setattr(chunks, "config", lambda _, group, *__: chunks.ChunkConfig(64 if group > 32 else 32, 32, 4, 2))

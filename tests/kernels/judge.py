@@ -51,7 +51,7 @@ def _copy(value: Any, lift: bool) -> Any:
         return type(value)(*(_copy(v, lift) for v in value))
     if not isinstance(value, Tensor):
         return value
-    value = value.clone()
+    value = value.clone().pin_memory() if value.is_pinned() else value.clone()
     return value.float() if lift and value.is_floating_point() else value
 
 

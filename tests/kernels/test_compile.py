@@ -24,7 +24,7 @@ TYPES = {
     "i32": "rows slots tables bounds lengths items splits top_k counts cuts flat bin_counts tokens",
 }
 POINTERS = {f"{name}_ptr": f"*{dtype}" for dtype, names in TYPES.items() for name in names.split()}
-POINTERS |= dict.fromkeys(("sampled", "tokens", "eos"), "*i64")
+POINTERS |= dict.fromkeys(("sampled", "tokens", "eos", "values", "box", "turn"), "*i64")
 POINTERS |= {"above_ptr": "*i32", "ranks_ptr": "*i32", "bests_ptr": "*fp32", "chosen_ptr": "*fp32"}
 POINTERS |= {f"{name}_ptr": "*i32" for name in ("history", "prompts", "least")}
 POINTERS |= {f"{name}_ptr": "*fp32" for name in ("repetition", "frequency", "presence", "bias", "scores")}
@@ -51,7 +51,7 @@ class Build:
 
 
 FMA = {"BLOCK_N": 4, "BLOCK_K": 1024, "CHUNKS": 1, "COPIES": 1, "K": 1024, "BIAS": False}
-DOT = {"BLOCK_N": 8, "BLOCK_K": 128, "SLICES": 4, "K": 1024, "UPCAST": False}
+MMA = {"K": 1024, "WARPS": 4, "AHEAD": 2, "BIAS": True}
 ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False}
 CHUNK = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 128, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False}
 PLAN_SIZES = {"BLOCK": 64, "BLOCK_N": 256, "BLOCK_I": 64}
@@ -78,9 +78,10 @@ BUILDS = [
         8,
     ),
     Build("gated_linear.triton._gate_kernel", {"BLOCK": 1024, "ACTIVATION": "gelu"}),
-    Build("linear.skinny_kernel.fma_kernel", FMA | {"T": 1, "NORM": True, "RESIDUAL": False, "ACTIVATION": "none"}),
-    Build("linear.skinny_kernel.fma_kernel", FMA | {"T": 2, "NORM": True, "RESIDUAL": True, "ACTIVATION": "silu"}),
-    Build("linear.skinny_kernel.dot_kernel", DOT | {"BIAS": True, "RESIDUAL": True, "ACTIVATION": "gelu_tanh"}),
+    Build("linear.fma_kernel.fma_kernel", FMA | {"T": 1, "NORM": True, "RESIDUAL": False, "ACTIVATION": "none"}),
+    Build("linear.fma_kernel.fma_kernel", FMA | {"T": 2, "NORM": True, "RESIDUAL": True, "ACTIVATION": "silu"}),
+    Build("linear.mma_kernel.mma_kernel", MMA | {"BLOCK_T": 8, "RESIDUAL": True, "ACTIVATION": "none"}),
+    Build("linear.mma_kernel.mma_kernel", MMA | {"BLOCK_T": 16, "RESIDUAL": False, "ACTIVATION": "gelu_tanh"}),
     Build(
         "invariant_linear.kernel.product_kernel",
         PRODUCT | {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_N2": 1, "SPLITS": 2},
@@ -146,6 +147,7 @@ BUILDS = [
     Build("logprobs.kernel.row_kernel", LIKELIEST | {"TOP": 5, "TOP_BLOCK": 8, "BITS": 8, "SHIFT": 0}, 8),
     Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4, "ROWS": False, "GROUPS": 1}, 1),
     Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4, "ROWS": True, "GROUPS": 2}, 1),
+    Build("post.triton.post_kernel", {"SLOTS": 8, "BLOCK": 256}, 1),
     Build("speculate.lookup_kernel.search_kernel", DRAFTS | {"LONGEST": 3, "SHARES": 1, "BLOCK": 4096}, 8),
     Build("speculate.lookup_kernel.search_kernel", DRAFTS | {"LONGEST": 3, "SHARES": 13, "BLOCK": 4096}, 8),
     Build("speculate.lookup_kernel.follow_kernel", DRAFTS | {"SHARES": 13, "BLOCK_SHARES": 16}, 1),
@@ -161,6 +163,7 @@ def compiled(build: Build, capability: int) -> tuple[str, str]:
 
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     module, name = build.kernel.rsplit(".", 1)
     kernel = getattr(import_module(f"cuformers.kernels.{module}"), name)
@@ -177,9 +180,9 @@ def compiled(build: Build, capability: int) -> tuple[str, str]:
         signature["out_ptr"] = "*i64"
     aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t[0] == "*" or t == "i32"}
     options = {"num_warps": build.num_warps, "num_stages": 1, "launch_pdl": pdl}
-    made = triton.compile(
-        ASTSource(kernel, signature, constants, aligned), target=GPUTarget("cuda", capability, 32), options=options
-    )
+    source = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    target = GPUTarget("cuda", capability, 32)
+    made = triton.compile(source(kernel, signature, constants, aligned), target=target, options=options)
     assert made.asm["cubin"]
     return made.asm["ptx"], str(made.metadata.shared)
 
@@ -207,7 +210,7 @@ def test_compiles(build: Build, capability: int, results: dict[tuple[str, int], 
     assert waits == ptx.count("griddepcontrol.launch_dependents") == int(chained)
 
 
-@pytest.mark.parametrize("kernel", ["fma_kernel", "dot_kernel", "attention_kernel"])
+@pytest.mark.parametrize("kernel", ["fma_kernel", "mma_kernel", "attention_kernel"])
 def test_weights_and_old_keys_are_asked_for_before_the_wait(kernel: str, results: dict[tuple[str, int], Any]) -> None:
     for build in BUILDS:
         if build.kernel.endswith(kernel) and build.constants.get("EARLY", True):
@@ -215,3 +218,10 @@ def test_weights_and_old_keys_are_asked_for_before_the_wait(kernel: str, results
             before, after = ptx.split("griddepcontrol.wait")
             assert before.count("ld.global") >= 4 and "st.global" not in before
             assert "v4.b32" in before and "st.global" in after
+
+
+def test_weights_go_straight_to_the_registers_of_the_tensor_cores(results: dict[tuple[str, int], Any]) -> None:
+    for build in BUILDS:
+        if build.kernel.endswith("mma_kernel"):
+            ptx, _ = results[str(build), 90].result()
+            assert "mma.sync.aligned.m16n8k16" in ptx and "ldmatrix" not in ptx

@@ -1,13 +1,24 @@
 """linear, gated_linear and gated_activation: references against the unfused formula; the rule for block sizes."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from cuformers.kernels.gated_linear.reference import gated_activation, gated_linear
-from cuformers.kernels.linear.config import FMA_ROWS, MAX_ROWS, config
+from cuformers.kernels.linear.config import MmaConfig, fma_config, mma_config
 from cuformers.kernels.linear.reference import linear
+from cuformers.kernels.norm.reference import rms_norm
 from cuformers.kernels.norm_args import Norm
+
+pytest.importorskip("triton")
+
+from cuformers.kernels import activation_triton
+from cuformers.kernels.linear import mma_kernel, skinny
+
+from . import warpgroups
+from .judge import error, poisoned
 
 FUNCTIONS = {
     "silu": lambda x: x / (1 + torch.exp(-x)),
@@ -56,18 +67,53 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(lambda x, w, b, g: gated_linear(x, w, b, "silu", norm=Norm(g, 0.1)), (x, w, b, g))
 
 
-@pytest.mark.parametrize("T", [1, 2, 4, 5, 8, 16])
 @pytest.mark.parametrize(
     ("N", "K"),
     [(4096, 1024), (1024, 2048), (1024, 3072), (151936, 1024), (4096, 12288), (896, 4864), (7, 5), (32000, 288)],
 )
-def test_every_cut_fits_the_kernel(N: int, K: int, T: int) -> None:
+def test_every_cut_fits_the_kernel(N: int, K: int) -> None:
     """Powers of two, K covered, and a thread's weights within its registers."""
-    assert T <= MAX_ROWS
     for gated in (False, True):
-        cut = config(N, K, T, gated=gated)
-        for size in (cut.block_n, cut.block_k, cut.slices, cut.num_warps):
-            assert size & (size - 1) == 0
-        columns = -(-K // cut.block_k) * cut.block_k if T <= FMA_ROWS else cut.slices * cut.block_k
-        held = columns * cut.block_n * 2 * (1 + gated) / (32 * cut.num_warps)
-        assert held <= 192 and (T <= FMA_ROWS) == (cut.slices == 1)
+        for T in (1, 2, 4):
+            cut = fma_config(N, K, T, gated=gated)
+            assert all(size & (size - 1) == 0 for size in cut)
+            columns = -(-K // cut.block_k) * cut.block_k
+            assert columns * cut.block_n * 2 * (1 + gated) / (32 * cut.num_warps) <= 192
+        cut = mma_config(N, K, gated=gated)
+        chunk = mma_kernel.BLOCK_N.value * mma_kernel.BLOCK_K.value
+        assert cut.num_warps in (4, 8) and chunk * 2 * (1 + gated) * cut.ahead / 32 <= 256
+
+
+class Program:
+    """Stands for a compiled Gluon kernel: runs its text."""
+
+    def __getitem__(self, grid: tuple[int]) -> "Program":
+        self.programs = grid[0]
+        return self
+
+    def __call__(self, *args: Any, num_warps: int, **constants: Any) -> None:
+        pointers = [warpgroups.Pointer.to(a) if isinstance(a, torch.Tensor) else a for a in args]
+        warpgroups.run([activation_triton, mma_kernel], "mma_kernel", self.programs, *pointers, **constants)
+
+
+@pytest.mark.parametrize("cut", [MmaConfig(2, 1), MmaConfig(4, 2), MmaConfig(4, 9)], ids=str)
+@pytest.mark.parametrize("activation", ["none", *FUNCTIONS])
+@pytest.mark.parametrize(("T", "N", "K"), [(3, 40, 300), (8, 16, 128), (16, 21, 1000)])
+def test_the_text_of_the_tensor_core_kernel_says_what_the_reference_does(
+    T: int, N: int, K: int, activation: str, cut: MmaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(skinny, "mma_kernel", Program())
+    torch.manual_seed(0)
+    gated = activation != "none"
+    rows = N * (1 + gated)
+    x, w, b, g = torch.randn(T, K), torch.randn(rows, K) / K**0.5, torch.randn(rows), torch.randn(K)
+    with poisoned():
+        if gated:
+            found = skinny.skinny(x, w, b, activation=activation, cut=cut)
+            assert error(found, gated_linear(x, w, b, activation)) < 1e-5
+            return
+        monkeypatch.setattr(skinny, "rms_norm", rms_norm)
+        residual = torch.randn(T, N)
+        found = skinny.skinny(x, w, b, norm=Norm(g, 1e-6), residual=residual, scale=0.3, cut=cut)
+        assert error(found, linear(x, w, b, norm=Norm(g, 1e-6), residual=residual, scale=0.3)) < 1e-5
+        assert error(skinny.skinny(x, w, None, cut=cut), linear(x, w)) < 1e-5

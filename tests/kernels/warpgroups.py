@@ -157,6 +157,7 @@ class Gpu:
             maximum=_either(max, torch.maximum), minimum=_either(min, torch.minimum), cdiv=lambda a, b: -(-a // b),
             exp=torch.exp, exp2=torch.exp2, max=torch.amax, sum=torch.sum, convert_layout=lambda x, _: x,
             full=lambda shape, value, dtype, _: torch.full(shape, value, dtype=dtype),
+            zeros=lambda shape, dtype, _: torch.zeros(shape, dtype=dtype),
             arange=lambda start, end, _: torch.arange(start, end),
             program_id=lambda _: self.program, num_programs=lambda _: self.programs,
             allocate_shared_memory=self._allocate, warp_specialize=self._partitions,
@@ -171,7 +172,11 @@ class Gpu:
         waited = {"warpgroup_mma_wait": lambda _, deps: deps[0]}
         waited |= dict.fromkeys(("fence_async_shared", "thread_barrier"), lambda: None)
         tma = SimpleNamespace(async_copy_global_to_shared=_copy)
-        return {"gl": gl, "mbarrier": mbarrier, "tma": tma, "warpgroup_mma": _multiply} | waited
+        tl = SimpleNamespace(
+            constexpr=None, exp=torch.exp, erf=torch.erf, maximum=gl.maximum, static_assert=lambda right: None
+        )
+        products = {"warpgroup_mma": _multiply, "mma_v2": lambda a, b, acc: acc + a @ b}
+        return {"gl": gl, "tl": tl, "mbarrier": mbarrier, "tma": tma} | products | waited
 
     def _allocate(self, dtype: torch.dtype, shape: list[int], layout: None) -> Shared:
         if dtype == torch.int64:

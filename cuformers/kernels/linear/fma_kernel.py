@@ -1,4 +1,4 @@
-"""Products of few rows with a weight that is read once: up to 4 rows by multiply and sum, up to 16 on tensor cores.
+"""Products of a few rows with a weight that is read once, by multiply and sum.
 
 A program owns BLOCK_N outputs and streams their weight rows. The loads of the weight come before `gdc_wait`: they
 fly while the predecessor finishes, which is where the time of a small product goes.
@@ -113,71 +113,3 @@ def fma_kernel(
         ys = ys + (y,)  # noqa: RUF005
     for t in tl.static_range(T):
         tl.store(y_ptr + t * N + row, ys[t].to(y_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _weight_slices(w_ptr, row, inside, start, K: tl.constexpr, SLICES: tl.constexpr, BLOCK_K: tl.constexpr):
-    """[SLICES, BLOCK_N, BLOCK_K] of the weight rows, from column `start` on; zero past the end."""
-    k = start + tl.arange(0, SLICES)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    at = w_ptr + row.to(tl.int64)[None, :, None] * K + k[:, None, :]
-    mask = inside[None, :, None] & (k < K)[:, None, :]
-    return tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit
-def _accumulate(acc, x, w, UPCAST: tl.constexpr):
-    """acc [SLICES, 16, BLOCK_N] + x [SLICES, 16, BLOCK_K] @ w [SLICES, BLOCK_N, BLOCK_K]^T."""
-    if UPCAST:
-        x, w = x.to(tl.float32), w.to(tl.float32)
-    return tl.dot(x, tl.permute(w, (0, 2, 1)), acc, input_precision="ieee")
-
-
-@triton.jit(do_not_specialize=["T"])
-def dot_kernel(
-    x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, T, N, scale,
-    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICES: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """The same for up to 16 rows of x. Each warp multiplies its own slice of K, so that no warp idles at 16 rows.
-
-    The next weights are loaded into registers before the current ones are used.
-    """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    GATED: tl.constexpr = ACTIVATION != "none"
-    SPAN: tl.constexpr = SLICES * BLOCK_K
-    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = row < N
-    w = _weight_slices(w_ptr, row, inside, 0, K, SLICES, BLOCK_K)
-    acc = tl.zeros((SLICES, 16, BLOCK_N), dtype=tl.float32)
-    if GATED:
-        up = _weight_slices(w_ptr, row + N, inside, 0, K, SLICES, BLOCK_K)
-        up_acc = tl.zeros((SLICES, 16, BLOCK_N), dtype=tl.float32)
-    t = tl.arange(0, 16)
-    col = tl.arange(0, SLICES)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    for start in tl.range(0, K, SPAN):
-        k = (start + col)[:, None, :]
-        x = tl.load(x_ptr + t[None, :, None] * K + k, mask=(t < T)[None, :, None] & (k < K), other=0.0)
-        now = w
-        w = _weight_slices(w_ptr, row, inside, start + SPAN, K, SLICES, BLOCK_K)
-        acc = _accumulate(acc, x, now, UPCAST)
-        if GATED:
-            now = up
-            up = _weight_slices(w_ptr, row + N, inside, start + SPAN, K, SLICES, BLOCK_K)
-            up_acc = _accumulate(up_acc, x, now, UPCAST)
-    y = tl.sum(acc, axis=0)
-    if BIAS:
-        y += tl.load(bias_ptr + row, mask=inside, other=0.0).to(tl.float32)[None, :]
-    if GATED:
-        second = tl.sum(up_acc, axis=0)
-        if BIAS:
-            second += tl.load(bias_ptr + N + row, mask=inside, other=0.0).to(tl.float32)[None, :]
-        y = activate(y, ACTIVATION) * second
-    y *= scale
-    at = t[:, None] * N + row[None, :]
-    mask = (t < T)[:, None] & inside[None, :]
-    if RESIDUAL:
-        y += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
