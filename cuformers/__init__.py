@@ -9,6 +9,8 @@ from typing import Any
 from cuformers.base.version import VERSION as __version__
 
 _HOME_OF = {
+    "AttentionInterface": "cuformers.nn.attention.registered",
+    "AttentionMaskInterface": "cuformers.nn.attention.registered",
     "AutoConfig": "cuformers.auto",
     "AutoModel": "cuformers.auto",
     "AutoModelForCausalLM": "cuformers.auto",

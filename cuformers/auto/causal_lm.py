@@ -24,7 +24,9 @@ from cuformers.generation.config import GenerationConfig
 from cuformers.models.base_config import BaseConfig
 from cuformers.models.registry import find
 from cuformers.models.spec import ModelSpec
+from cuformers.nn.attention import hub
 from cuformers.nn.attention.block import Attention
+from cuformers.nn.attention.choose import attention_name
 from cuformers.nn.norm import LayerNorm, RMSNorm
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -51,7 +53,8 @@ class ModelFactory(Generic[M]):
         dtype: str | torch.dtype = "auto",
         device_map: DeviceMap | None = None,
         max_memory: Mapping[DeviceSpec, int | str] | None = None,
-        attn_implementation: str | None = None,
+        attn_implementation: str | Mapping[str, str] | None = None,
+        allow_all_kernels: bool = False,
         kernels: str = "auto",
         deterministic: bool = False,
         generation_config: GenerationConfig | None = None,
@@ -73,7 +76,9 @@ class ModelFactory(Generic[M]):
             device_map: "cuda", "cuda:1", 1, "cpu", a torch.device, "auto", or a dict from module to device. None takes
                 the GPU where there is one.
             max_memory: bytes to use of each device, for "auto": {0: "20GiB", "cpu": "30GiB"}.
-            attn_implementation: name of the attention backend; None leaves the choice to us.
+            attn_implementation: attention backend, as `model.set_attn_implementation` says; None takes the config's
+                where that can serve the model, and else leaves the choice to us.
+            allow_all_kernels: attention kernels of the hub may be of publishers that it does not list as trusted.
             kernels: "auto", "reference" (plain PyTorch) or "triton".
             deterministic: tokens and log-probabilities with the same bits in any batch, as `model.set_deterministic`
                 says; it costs speed and needs an NVIDIA GPU.
@@ -113,7 +118,7 @@ class ModelFactory(Generic[M]):
         model.follow(placement)
         model.name_or_path = str(pretrained_model_name_or_path)
         cls._read_generation(model, folder, generation_config)
-        return _finish(model, attn_implementation, kernels, deterministic)
+        return _finish(model, attn_implementation, allow_all_kernels, kernels, deterministic)
 
     @classmethod
     def from_config(
@@ -122,7 +127,8 @@ class ModelFactory(Generic[M]):
         *,
         dtype: str | torch.dtype = "auto",
         device_map: DeviceMap | None = None,
-        attn_implementation: str | None = None,
+        attn_implementation: str | Mapping[str, str] | None = None,
+        allow_all_kernels: bool = False,
         kernels: str = "auto",
         deterministic: bool = False,
         seed: int | None = None,
@@ -145,7 +151,7 @@ class ModelFactory(Generic[M]):
             seed = int(torch.randint(0, 2**63 - 1, ()).item())
         initialize(model, _initializer(config.initializer_range), seed=seed)
         model.follow(placement)
-        return _finish(model, attn_implementation, kernels, deterministic)
+        return _finish(model, attn_implementation, allow_all_kernels, kernels, deterministic)
 
     @classmethod
     def _build(cls, spec: ModelSpec, config: BaseConfig, index: Index | None) -> M:
@@ -183,14 +189,36 @@ class AutoModelForCausalLM(ModelFactory[PreTrainedModel]):
         model.generation_config = given or _generation_config(folder, model.config)
 
 
-def _finish(model: M, attn_implementation: str | None, kernels: str, deterministic: bool) -> M:
+def _finish(
+    model: M,
+    attn_implementation: str | Mapping[str, str] | None,
+    allow_all_kernels: bool,
+    kernels: str,
+    deterministic: bool,
+) -> M:
     model.eval()
     if deterministic:
         model.set_deterministic()
-    model.set_attn_implementation(attn_implementation)
+    if attn_implementation is None:
+        _attend_as_configured(model)
+    else:
+        model.set_attn_implementation(attn_implementation, allow_all_kernels)
     if kernels != "auto":
         model.set_kernels(kernels)
     return model
+
+
+def _attend_as_configured(model: Pretrained) -> None:
+    """The config's attention where it can serve the model; a checkpoint names no code to fetch and run."""
+    wish, name = model.config.attn_implementation, None
+    try:
+        name = attention_name(wish)
+        if name is not None and hub.parse(name) is not None:
+            raise ValueError("a hub kernel is taken only where attn_implementation= names it.")
+        model.set_attn_implementation(name)
+    except ValueError as reason:
+        notice(f"config.attn_implementation={wish!r} is passed over: {reason}")
+        model.set_attn_implementation(None)
 
 
 def _take_aliases(arguments: dict[str, Any]) -> dict[str, Any]:

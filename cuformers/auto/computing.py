@@ -1,6 +1,7 @@
 """How a model computes where it is: kernels, attention, and weights that move."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Self
 
@@ -13,8 +14,8 @@ from cuformers.cuda.device import capability
 from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import Kernels, select
 from cuformers.models.base_config import BaseConfig
-from cuformers.nn.attention.backend import AttentionBackend, problem_of
-from cuformers.nn.attention.choose import choose_backend
+from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem, problem_of
+from cuformers.nn.attention.choose import attention_name, choose_backend
 from cuformers.nn.attention.deterministic import deterministic_backend
 from cuformers.nn.backbone import Backbone
 from cuformers.nn.kernel_module import KernelModule, set_kernels
@@ -29,6 +30,7 @@ class Computing(KernelModule):
     config: BaseConfig
     _kernels_wanted: str = "auto"
     _attention_wanted: str | None = None
+    _allow_all_kernels: bool = False
     _deterministic: bool = False
     _movers: tuple[Offload | Spread, ...] = ()
 
@@ -66,13 +68,32 @@ class Computing(KernelModule):
         """The attention backend of prompts and training."""
         return self._choose_backend(self._attention_wanted, self.ops)
 
-    def set_attn_implementation(self, name: str | None) -> None:
-        """Changes the attention backend; None leaves the choice to us.
+    @property
+    def attention_problem(self) -> AttentionProblem:
+        """What this model asks of an attention backend, where it is and in its mode."""
+        return replace(problem_of(self.backbone.attention_specs, self.anchor), train=self.training)
+
+    def set_attn_implementation(
+        self, attn_implementation: str | Mapping[str, str] | None, allow_all_kernels: bool = False
+    ) -> None:
+        """Changes the attention backend.
+
+        Args:
+            attn_implementation: a name of the table in docs/nvidia-gpu.md, "paged|NAME", a name that was registered
+                with `AttentionInterface`, or a hub reference org/repo[@revision][:function]; None leaves it to us.
+            allow_all_kernels: a hub reference may be to a publisher that the hub does not list as trusted: its code
+                runs in this process.
 
         Raises:
             ValueError: unknown, or it can't serve this model here; the present one stays then.
         """
-        backend = self._choose_backend(name, self.ops)
+        name = attention_name(attn_implementation)
+        self._allow_all_kernels, before = allow_all_kernels, self._allow_all_kernels
+        try:
+            backend = self._choose_backend(name, self.ops)
+        except ValueError:
+            self._allow_all_kernels = before
+            raise
         self._attention_wanted = None if self.deterministic else name
         self._forget("engine", "assisted_engine")
         self.__dict__["backend"] = backend
@@ -119,10 +140,22 @@ class Computing(KernelModule):
             if share:
                 remedy = "Load the model with it set to 0.0: nothing here is dropped at random."
                 raise bad_argument(f"config.{name}", share, "0 in training", remedy)
+        before = self.training
         super().train(mode)
         if not self.anchor.is_meta:
             self._select(self._kernels_wanted)
+            if mode != before:
+                self._attend_in_mode(before)
         return self
+
+    def _attend_in_mode(self, before: bool) -> None:
+        """Chooses attention for the present mode; where what the user asked for can't serve it, the mode stays."""
+        try:
+            self.__dict__["backend"] = self._choose_backend(self._attention_wanted, self.ops)
+        except ValueError:
+            super().train(before)
+            self._select(self._kernels_wanted)
+            raise
 
     def follow(self, placement: Placement) -> None:
         """Sets up what computing needs where parts of the model lie or run on different devices.
@@ -169,10 +202,9 @@ class Computing(KernelModule):
         return select(problem, want, deterministic=deterministic)
 
     def _choose_backend(self, name: str | None, ops: Kernels) -> AttentionBackend:
-        problem = problem_of(self.backbone.attention_specs, self.anchor)
         if ops.deterministic:
-            return deterministic_backend(name, problem, ops.chunk_attention)
-        return choose_backend(name, problem)
+            return deterministic_backend(name, self.attention_problem, ops.chunk_attention)
+        return choose_backend(name, self.attention_problem, allow_all_kernels=self._allow_all_kernels)
 
     def _forget(self, *names: str) -> None:
         for name in names:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from cuformers.auto.batching.methods import BatchedGeneration
 from cuformers.auto.computing import Computing
 from cuformers.engine.engine import Engine
+from cuformers.nn.attention.over_pages import TritonAttention
 from cuformers.nn.decoder import CausalLM, Decoder
 
 _OWN = ("engine", "assisted_engine", "_batching")
@@ -24,7 +25,8 @@ class Generating(BatchedGeneration, Computing, CausalLM):
     @cached_property
     def engine(self) -> Engine:
         """What generates. Weights that move between devices rule out captured graphs."""
-        backend = self.backend if self._attention_wanted is not None else None
+        asked = self._attention_wanted is not None and self.backend.name != TritonAttention.name
+        backend = self.backend if asked else None  # that one is the engine's own kernel, which reads the cache
         return Engine(self, backend, use_graphs=False if self._movers else None)
 
     def engine_with(self, assistant: "Generating | None") -> Engine:

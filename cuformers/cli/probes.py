@@ -17,7 +17,7 @@ from cuformers.kernels.op import Mode, Op, Problem
 from cuformers.kernels.table import OPS
 from cuformers.nn.attention.backend import AttentionProblem
 from cuformers.nn.attention.choose import BACKENDS
-from cuformers.nn.attention.flash2 import package_problem
+from cuformers.nn.attention.flash import package_problem
 
 PACKAGES = (
     "torch", "triton", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "rich",

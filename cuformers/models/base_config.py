@@ -19,7 +19,7 @@ HARMLESS = frozenset({
     "_name_or_path", "architectures", "auto_map", "chunk_size_feed_forward", "gradient_checkpointing", "id2label",
     "is_encoder_decoder", "label2id", "model_type", "output_attentions", "output_hidden_states", "pretraining_tp",
     "problem_type", "return_dict", "task_specific_params", "tokenizer_class", "transformers_version", "unsloth_fixed",
-    "use_cache", "cache_implementation", "_attn_implementation_autoset", "attn_implementation", "unsloth_version",
+    "use_cache", "cache_implementation", "_attn_implementation_autoset", "unsloth_version",
     "is_llama_config", "rope_interleaved", "resid_pdrop", "embd_pdrop", "add_cross_attention", "tie_encoder_decoder",
 })  # fmt: skip
 """Keys of real config.json files that say nothing about how the model computes at inference."""
@@ -61,12 +61,23 @@ class BaseConfig:
     """Fills up a batch."""
     dtype: torch.dtype | None = None
     """Dtype of the checkpoint's weights."""
+    attn_implementation: str | dict | None = None
+    """Attention backend to use where the load names none and it can serve the model."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of the file that have no field here, kept for saving."""
 
     def __post_init__(self) -> None:
         self._check_types()
         check_numbers(self)
+
+    @property
+    def _attn_implementation(self) -> str | dict | None:
+        """The same, by the name that Transformers gives it."""
+        return self.attn_implementation
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value: str | dict | None) -> None:
+        self.attn_implementation = value
 
     def _check_types(self) -> None:
         hints = get_type_hints(type(self))
@@ -111,6 +122,9 @@ class BaseConfig:
     def from_dict(cls, raw: dict[str, Any]) -> Self:
         """Reads what config.json holds; keys that nobody understands are said in one notice and kept."""
         values = {k: v for k, v in raw.items() if k not in ("torch_dtype", "dtype")}
+        older = values.pop("_attn_implementation", None)
+        if older is not None:
+            values.setdefault("attn_implementation", older)
         own = {f.name for f in fields(cls)} - {"extra", "dtype"}
         nulls = {k for k, v in values.items() if k in own and v is None and _has_default(cls, k)}
         given: dict[str, Any] = {k: v for k, v in values.items() if k in own - nulls}
@@ -126,6 +140,8 @@ class BaseConfig:
     def to_dict(self) -> dict[str, Any]:
         """What goes into config.json."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("extra", "dtype")}
+        if own["attn_implementation"] is None:
+            del own["attn_implementation"]
         out = {**self.extra, **own, "model_type": self.model_type, "architectures": [self.architecture]}
         if self.dtype is not None:
             out["dtype"] = str(self.dtype).removeprefix("torch.")

@@ -24,7 +24,7 @@ NAME = "llama"
     ({"device_map": "cuda:99"}, "cuda"),
     ({"kernels": "triton"}, "triton: needs an NVIDIA GPU"),
     ({"kernels": "cutlass"}, "kernels='cutlass'.*reference"),
-    ({"attn_implementation": "flash_attention_2"}, r"needs an NVIDIA GPU.*Possible here: \['sdpa', 'eager'\]"),
+    ({"attn_implementation": "flash_attention_2"}, r"needs an NVIDIA GPU.*here: \['sdpa', 'flex_attention', 'eager'\]"),
     ({"attn_implementation": "flash_attention_9"}, "flash_attention_9.*unknown.*sdpa"),
     ({"variant": "fp16"}, "fp16"),
     ({"subfolder": "inner"}, "inner"),
@@ -51,7 +51,7 @@ def test_they_are_never_instantiated() -> None:
 
 
 def test_softcap_and_sdpa() -> None:
-    with pytest.raises(ValueError, match=r"softcap.*Possible here: \['eager'\]"):
+    with pytest.raises(ValueError, match=r"softcap.*Possible here: \['flex_attention', 'eager'\]"):
         load("gemma2", attn_implementation="sdpa")
     assert load("gemma2").attn_implementation == "eager"
     assert load(NAME).attn_implementation == "sdpa"
@@ -74,7 +74,7 @@ def test_a_package_that_does_not_import_is_named(monkeypatch: pytest.MonkeyPatch
     """A flash_attn built for another torch fails on import: found when the backend is chosen, with its reason."""
     import sys
 
-    from cuformers.nn.attention.flash2 import package_problem
+    from cuformers.nn.attention.flash import package_problem
 
     class Broken:
         def find_spec(self, name: str, *_: object) -> None:

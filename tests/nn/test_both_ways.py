@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from cuformers.kernels.table import reference
+from cuformers.nn.attention import sdpa
 from cuformers.nn.attention.backend import AttentionSpec, problem_of
 from cuformers.nn.attention.choose import BACKENDS, choose_backend
 from cuformers.nn.attention.deterministic import deterministic_backend
@@ -50,7 +51,11 @@ def test_the_oracle_is_the_formula(window: int | None) -> None:
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("window", [None, 5, 64, 65])
-def test_sdpa_agrees_with_the_oracle(window: int | None, lengths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("at_once", [32, 2048])
+def test_sdpa_agrees_with_the_oracle(
+    at_once: int, window: int | None, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdpa, "QUERIES_AT_ONCE", at_once)
     expected = attend(lengths, spec_of(window), "eager")
     torch.testing.assert_close(attend(lengths, spec_of(window), "sdpa"), expected)
     assert not torch.allclose(attend(lengths, spec_of(window, causal=True), "sdpa"), expected)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from cuformers.kernels.table import reference
 from cuformers.nn import project
 from cuformers.nn.attention.backend import AttentionProblem
-from cuformers.nn.attention.deterministic import PAGE, deterministic_backend, lay_in_pages, pages
+from cuformers.nn.attention.deterministic import deterministic_backend
+from cuformers.nn.attention.over_pages import PAGE, lay_in_pages, pages
 from cuformers.nn.project import one_map
 
 CPU = torch.device("cpu")

@@ -1,98 +1,28 @@
 """Attention of a deterministic model: a plain forward gets the bits that the engine's steps give."""
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import NamedTuple
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from cuformers.base.errors import bad_argument
 from cuformers.cuda.device import capability
-from cuformers.kernels.recompute import recomputed
-from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem, AttentionSpec, lacks
+from cuformers.nn.attention.backend import AttentionProblem
 from cuformers.nn.attention.choose import choose_backend
-from cuformers.nn.step import Step
+from cuformers.nn.attention.over_pages import AttentionOverPages
 
 NAME = "deterministic"
-PAGE = 64
-"""Tokens of a page, as in the engine's cache."""
 
 
-class Pages(NamedTuple):
-    """Where the keys of sequences that follow one another in a stream lie in a pool of pages."""
-
-    count: int
-    """Pages of the pool."""
-    slots: Tensor
-    """[T], int64: place of each token's key among the pool's count * PAGE."""
-    tables: Tensor
-    """[N, M], int32: pages of each sequence; past its end they are those of others."""
-    rows: Tensor
-    """[N], int32: 0, 1, ..."""
-
-
-@lru_cache(maxsize=2)
-def pages(lengths: tuple[int, ...], device: torch.device) -> Pages:
-    """Pages for sequences of these lengths; all layers of a step share them."""
-    tokens = torch.tensor(lengths)
-    blocks = -(-tokens // PAGE)
-    first = blocks.cumsum(0) - blocks
-    gaps = first * PAGE - (tokens.cumsum(0) - tokens)
-    slots = torch.arange(sum(lengths)) + gaps.repeat_interleave(tokens)
-    tables = first[:, None] + torch.arange(max(1, int(blocks.max())))
-    rows = torch.arange(len(lengths), dtype=torch.int32)
-    count = int(blocks.sum())
-    return Pages(count, slots.to(device), tables.clamp(max=count - 1).int().to(device), rows.to(device))
-
-
-def lay_in_pages(x: Tensor, where: Pages) -> Tensor:
-    """Keys or values [T, Hkv, D] as a pool [P, Hkv, PAGE, D]; what belongs to no token is anything."""
-    pool = x.new_empty(where.count * PAGE, *x.shape[1:]).index_copy_(0, where.slots, x)
-    return pool.unflatten(0, (where.count, PAGE)).transpose(1, 2).contiguous()
-
-
-class DeterministicAttention:
+class DeterministicAttention(AttentionOverPages):
     """The op `chunk_attention` of a deterministic table, on pages; the backward pass is another backend's."""
 
     name = NAME
 
-    def __init__(self, chunk_attention: Callable[..., Tensor], backward: AttentionBackend) -> None:
-        self._attend, self._backward = chunk_attention, backward
-
     def why_not(self, problem: AttentionProblem) -> str | None:
-        if not 16 <= problem.head_dim <= 256:
-            return f"takes a head_dim from 16 to 256, not {problem.head_dim}"
         if problem.head_dim > 128 and (capability(problem.device) or (0, 0)) >= (12, 0):
             return f"takes a head_dim up to 128 on this GPU, not {problem.head_dim}"  # sums are not rounded in one way
-        return lacks(problem, "window", "softcap", "sinks")
-
-    def can_capture(self, problem: AttentionProblem) -> bool:
-        return False
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None = None
-    ) -> Tensor:
-        if not q.numel():
-            return q
-
-        def values(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-            return self._values(q, k, v, spec, step, sinks)
-
-        def formula(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-            return self._backward.forward(q, k, v, spec, step, sinks)
-
-        return recomputed(values, formula, q, k, v, *(() if sinks is None else (sinks,)))
-
-    def _values(
-        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None
-    ) -> Tensor:
-        assert step.query_lengths is not None, "deterministic attention needs the lengths on the host"
-        where = pages(step.query_lengths, q.device)
-        keys, values = (lay_in_pages(x, where) for x in (k, v))
-        chunks = (step.cu_seqlens, where.rows, step.lengths)
-        options = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap, "sinks": sinks}
-        return self._attend(q, keys, values, where.tables, *chunks, **options)
+        return super().why_not(problem)
 
 
 def deterministic_backend(
@@ -113,7 +43,7 @@ def deterministic_backend(
     if name not in (None, NAME):
         reason = f"{NAME!r} or None in a deterministic model (a row's bits from {name!r} depend on the other rows)"
         raise bad_argument("attn_implementation", name, reason, remedy)
-    backend = DeterministicAttention(chunk_attention, choose_backend(None, problem))
+    backend = DeterministicAttention(chunk_attention, choose_backend(None, replace(problem, train=True)))
     reason = backend.why_not(problem)
     if reason is not None:
         raise bad_argument("deterministic", True, f"False for this model (attention {reason})")

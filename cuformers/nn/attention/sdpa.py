@@ -1,27 +1,26 @@
 """PyTorch's scaled_dot_product_attention and, on a GPU, its variable-length form: the default backend."""
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from cuformers.cuda.device import capability
 from cuformers.nn.attention.backend import BOTH_WAYS, AttentionProblem, AttentionSpec, lacks
-from cuformers.nn.attention.eager import attention_mask
-from cuformers.nn.attention.flash2 import torch_varlen, varlen_fits
+from cuformers.nn.attention.sdpa_rule import SdpaKernel, SdpaProblem, choose_kernel, takes_varlen
+from cuformers.nn.attention.varlen import torch_varlen
 from cuformers.nn.step import Step
 
-
-def _dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """q [N, S, heads, d], k and v [N, S, kv_heads, d] -> [N, S, heads, d]."""
-    length = q.shape[1]
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    windowed = spec.window is not None and spec.window < length
-    mask = attention_mask(length, spec, q.device) if windowed else None
-    causal = spec.causal and mask is None and length > 1
-    grouped = spec.num_heads != spec.num_kv_heads
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=grouped
-    )
-    return out.transpose(1, 2)
+QUERIES_AT_ONCE = 2048
+"""Queries of a windowed sequence that share a mask: it holds so many rows of the keys that they see, not n x n."""
+PRIORITY: dict[SdpaKernel, list[SDPBackend]] = {
+    "flash": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
+    "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION],
+    "efficient": [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
+}
+"""First the kernel that was chosen, then what serves where PyTorch finds that it does not take a shape."""
 
 
 class SdpaAttention:
@@ -36,20 +35,57 @@ class SdpaAttention:
         return lacks(problem, "window", BOTH_WAYS)
 
     def can_capture(self, problem: AttentionProblem) -> bool:
-        return varlen_fits(problem.device, problem.dtype, problem.head_dim)
+        return takes_varlen(capability(problem.device), problem.dtype, problem.head_dim)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None = None
     ) -> Tensor:
         assert sinks is None, "refused by why_not"
         size = step.uniform
-        fits = varlen_fits(q.device, q.dtype, spec.head_dim)
-        windowed = spec.window is not None and spec.window < step.longest
-        if fits and (size is None or windowed):
+        kernel = _kernel(q, spec, step, size)
+        if kernel == "varlen":
             return torch_varlen(q, k, v, spec, step)
         if size is not None:
             q, k, v = (x.unflatten(0, (-1, size)) for x in (q, k, v))
-            return _dense(q, k, v, spec).flatten(0, 1)
+            return _dense(q, k, v, spec, kernel).flatten(0, 1)
         assert step.query_lengths is not None, "lengths that only the device knows are for varlen_attn"
         parts = zip(*(x.split(step.query_lengths) for x in (q, k, v)))
-        return torch.cat([_dense(q[None], k[None], v[None], spec)[0] for q, k, v in parts])
+        return torch.cat([_dense(q[None], k[None], v[None], spec, kernel)[0] for q, k, v in parts])
+
+
+def _kernel(q: Tensor, spec: AttentionSpec, step: Step, size: int | None) -> SdpaKernel:
+    windowed = spec.window is not None and spec.window < step.longest
+    return choose_kernel(SdpaProblem(capability(q.device), q.dtype, spec.head_dim, size, windowed)).kernel
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, kernel: SdpaKernel) -> Tensor:
+    """q [N, S, heads, d], k and v [N, S, kv_heads, d] -> [N, S, heads, d]."""
+    length = q.shape[1]
+    if kernel == "efficient":  # with grouped heads PyTorch would write out the scores
+        k, v = (x.repeat_interleave(spec.num_heads // spec.num_kv_heads, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    with sdpa_kernel(PRIORITY[kernel], set_priority=True) if kernel in PRIORITY else nullcontext():
+        if spec.window is not None and spec.window < length:
+            return _windowed(q, k, v, spec, spec.window).transpose(1, 2)
+        return _attend(q, k, v, None, spec).transpose(1, 2)
+
+
+def _windowed(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, window: int) -> Tensor:
+    """Some queries after the others, each with the keys that they see."""
+    outs, length = [], q.shape[2]
+    for begin in range(0, length, QUERIES_AT_ONCE):
+        end, first = min(begin + QUERIES_AT_ONCE, length), max(0, begin - window + 1)
+        ahead = 1 if spec.causal else window
+        last = min(length, end - 1 + ahead)
+        own = torch.arange(begin, end, device=q.device)[:, None]
+        keys = torch.arange(first, last, device=q.device)
+        mask = (keys < own + ahead) & (keys > own - window)
+        outs.append(_attend(q[:, :, begin:end], k[:, :, first:last], v[:, :, first:last], mask, spec))
+    return torch.cat(outs, dim=2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+    causal, grouped = spec.causal and mask is None and q.shape[2] > 1, q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=grouped
+    )
