@@ -1,14 +1,17 @@
 """Attention that is not causal: the oracle against the formula, the other backends against the oracle."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from cuformers.kernels.table import reference
 from cuformers.nn.attention import sdpa
-from cuformers.nn.attention.backend import AttentionSpec, problem_of
+from cuformers.nn.attention.backend import BOTH_WAYS, AttentionSpec, problem_of
 from cuformers.nn.attention.choose import BACKENDS, choose_backend
 from cuformers.nn.attention.deterministic import deterministic_backend
+from cuformers.nn.attention.varlen import adapted
 from cuformers.nn.step import Step, full_step
 
 CPU = torch.device("cpu")
@@ -79,3 +82,28 @@ def test_backends_that_only_look_back_say_so() -> None:
     with pytest.raises(ValueError, match="has no attention to later tokens"):
         deterministic_backend(None, problem, reference().chunk_attention)
     assert choose_backend(None, problem).name == "sdpa"
+
+
+@pytest.mark.parametrize("unbounded", [-1, None])
+def test_how_packages_are_told(unbounded: int | None) -> None:
+    """FlashAttention's versions write "no bound" as -1 or as None."""
+    told: dict[str, Any] = {}
+
+    def package(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False,
+        window_size=(unbounded, unbounded),
+    ):  # fmt: skip
+        told.update(causal=causal, window_size=window_size)
+        return q
+
+    found = adapted(package, "here")
+    assert BOTH_WAYS in found.can
+    step = step_of((9,), "eager", CPU)
+    for window, causal, expected in (
+        (None, True, (unbounded, 0)),
+        (5, True, (4, 0)),
+        (None, False, (unbounded, unbounded)),
+        (5, False, (4, 4)),
+    ):
+        found.attend(*inputs((9,), CPU, torch.float32), spec_of(window, causal), step, None)
+        assert told == {"causal": causal, "window_size": expected}
