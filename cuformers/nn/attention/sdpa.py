@@ -1,5 +1,6 @@
 """PyTorch's scaled_dot_product_attention and, on a GPU, its variable-length form: the default backend."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cuformers.cuda.device import capability
 from cuformers.nn.attention.backend import BOTH_WAYS, AttentionProblem, AttentionSpec, lacks
+from cuformers.nn.attention.rectangles import Rectangle, rectangles
 from cuformers.nn.attention.sdpa_rule import SdpaKernel, SdpaProblem, choose_kernel, takes_varlen
 from cuformers.nn.attention.varlen import torch_varlen
 from cuformers.nn.step import Step
@@ -49,8 +51,22 @@ class SdpaAttention:
             q, k, v = (x.unflatten(0, (-1, size)) for x in (q, k, v))
             return _dense(q, k, v, spec, kernel).flatten(0, 1)
         assert step.query_lengths is not None, "lengths that only the device knows are for varlen_attn"
+        if kernel == "efficient":  # on a GPU: few calls
+            return _grouped(q, k, v, spec, rectangles(step.query_lengths, q.device), kernel)
         parts = zip(*(x.split(step.query_lengths) for x in (q, k, v)))
         return torch.cat([_dense(q[None], k[None], v[None], spec, kernel)[0] for q, k, v in parts])
+
+
+def _grouped(
+    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, groups: Sequence[Rectangle], kernel: SdpaKernel
+) -> Tensor:
+    """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]; sequences of like length in one call."""
+    outs = []
+    for group in groups:
+        mask = group.mask(spec) if group.real.shape[0] > 1 else None  # one sequence is never padded
+        out = _dense(group.filled(q), group.filled(k), group.filled(v), spec, kernel, mask)
+        outs.append(out.flatten(0, 1)[group.cells])
+    return torch.cat(outs)[torch.cat([group.tokens for group in groups]).argsort()]
 
 
 def _kernel(q: Tensor, spec: AttentionSpec, step: Step, size: int | None) -> SdpaKernel:
@@ -58,16 +74,18 @@ def _kernel(q: Tensor, spec: AttentionSpec, step: Step, size: int | None) -> Sdp
     return choose_kernel(SdpaProblem(capability(q.device), q.dtype, spec.head_dim, size, windowed)).kernel
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, kernel: SdpaKernel) -> Tensor:
-    """q [N, S, heads, d], k and v [N, S, kv_heads, d] -> [N, S, heads, d]."""
+def _dense(
+    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, kernel: SdpaKernel, mask: Tensor | None = None
+) -> Tensor:
+    """q [N, S, heads, d], k and v [N, S, kv_heads, d] -> [N, S, heads, d]; a mask [N, 1, S, S] has the window too."""
     length = q.shape[1]
     if kernel == "efficient":  # with grouped heads PyTorch would write out the scores
         k, v = (x.repeat_interleave(spec.num_heads // spec.num_kv_heads, 2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     with sdpa_kernel(PRIORITY[kernel], set_priority=True) if kernel in PRIORITY else nullcontext():
-        if spec.window is not None and spec.window < length:
+        if mask is None and spec.window is not None and spec.window < length:
             return _windowed(q, k, v, spec, spec.window).transpose(1, 2)
-        return _attend(q, k, v, None, spec).transpose(1, 2)
+        return _attend(q, k, v, mask, spec).transpose(1, 2)
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, window: int) -> Tensor:
