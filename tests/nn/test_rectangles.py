@@ -56,3 +56,23 @@ def test_attention_and_gradients(
     for ours, theirs in zip(*results):
         assert ours.isfinite().all()
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 31])
+def test_float32_on_a_gpu(window: int | None, causal: bool) -> None:
+    gpu, lengths = torch.device("cuda", 0), (33, 30, 31, 9, 8, 200, 1)
+    spec = AttentionSpec(
+        layer=0, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.3, window=window, causal=causal
+    )
+    torch.manual_seed(0)
+    x = [torch.randn(sum(lengths), heads, 32, device=gpu, requires_grad=True) for heads in (4, 2, 2)]
+    positions = torch.cat([torch.arange(n) for n in lengths]).to(gpu)
+    goal, results = torch.randn(sum(lengths), 4, 32, device=gpu), []
+    for backend in (EagerAttention(), SdpaAttention()):
+        out = backend.forward(*x, spec, full_step(positions, lengths, backend))
+        results.append((out, *torch.autograd.grad((out * goal).sum(), x)))
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
