@@ -12,9 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cuformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from cuformers.auto.base_model import BaseModel
 from cuformers.auto.placing import needs
 from cuformers.base.errors import CheckpointError
 from cuformers.checkpoint.needs import is_layer
+from cuformers.models.registry import find
 from cuformers.nn.offload import Offload
 from cuformers.nn.spread import Spread
 from models import checkpoints
@@ -307,3 +309,45 @@ def test_a_copy_is_a_model_of_its_own() -> None:
     assert torch.equal(model(ids).last_hidden_state, before)
     assert not torch.equal(twin(ids).last_hidden_state, before)
     assert model.to(torch.bfloat16)(ids).last_hidden_state.dtype is torch.bfloat16
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "bert": {
+        "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "gradient_checkpointing": False,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02,
+        "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "model_type": "bert",
+        "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0, "position_embedding_type": "absolute",
+        "transformers_version": "4.6.0.dev0", "type_vocab_size": 2, "use_cache": True, "vocab_size": 30522,
+    },
+    "modernbert": {
+        "architectures": ["ModernBertForMaskedLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 50281, "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0,
+        "classifier_pooling": "mean", "cls_token_id": 50281, "decoder_bias": True, "deterministic_flash_attn": False,
+        "embedding_dropout": 0.0, "eos_token_id": 50282, "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0, "gradient_checkpointing": False, "hidden_activation": "gelu",
+        "hidden_size": 768, "initializer_cutoff_factor": 2.0, "initializer_range": 0.02, "intermediate_size": 1152,
+        "layer_norm_eps": 1e-05, "local_attention": 128, "local_rope_theta": 10000.0,
+        "max_position_embeddings": 8192, "mlp_bias": False, "mlp_dropout": 0.0, "model_type": "modernbert",
+        "norm_bias": False, "norm_eps": 1e-05, "num_attention_heads": 12, "num_hidden_layers": 22,
+        "pad_token_id": 50283, "position_embedding_type": "absolute", "sep_token_id": 50282,
+        "tie_word_embeddings": True, "torch_dtype": "float32", "transformers_version": "4.47.0.dev0",
+        "vocab_size": 50368,
+    },
+}  # fmt: skip
+"""config.json of the base models, with the keys of their time."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    config, theirs = AutoConfig.from_pretrained(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)
+    assert capsys.readouterr().err == ""  # every key is understood
+    if name == "modernbert":
+        assert config.layer_types == theirs.layer_types
+        thetas = {kind: rope["rope_theta"] for kind, rope in theirs.rope_parameters.items()}
+        assert {kind: rope.rope_theta for kind, rope in config.ropes.items()} == thetas
+    spec = find(name)
+    with torch.device("meta"):
+        ours, reference = BaseModel(spec, config), transformers.AutoModel.from_config(theirs)
+    shapes = {n: p.shape for n, p in reference.named_parameters()}
+    assert {n: p.shape for n, p in ours.named_parameters()} == shapes
