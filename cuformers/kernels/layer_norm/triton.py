@@ -19,7 +19,7 @@ def _layer_norm_kernel(
     H: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr, BIAS: tl.constexpr,
     ADD: tl.constexpr, KEEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y = norm(x), of x + residual where ADD, stored too where KEEP; a program takes ROWS of the T rows, TURNS times."""
+    """y = norm(x), of x + residual where ADD, stored too where KEEP; a program has ROWS of the T rows, TURNS times."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     col = tl.arange(0, BLOCK)[None, :]
