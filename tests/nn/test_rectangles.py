@@ -58,6 +58,19 @@ def test_attention_and_gradients(
         torch.testing.assert_close(ours, theirs)
 
 
+def test_what_inference_made_serves_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdpa, "choose_kernel", lambda problem: SdpaChoice("efficient", "as on a GPU in float32"))
+    monkeypatch.setattr(sdpa, "PRIORITY", {})
+    rectangles.cache_clear()
+    spec = AttentionSpec(layer=0, num_heads=1, num_kv_heads=1, head_dim=8, scale=1.0, causal=False)
+    x, backend = torch.randn(12, 1, 8, requires_grad=True), SdpaAttention()
+    step = full_step(torch.arange(12), (4, 5, 3), backend)
+    with torch.inference_mode():
+        backend.forward(x, x, x, spec, step)
+    backend.forward(x, x, x, spec, step).sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("causal", [True, False])

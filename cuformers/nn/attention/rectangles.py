@@ -45,6 +45,7 @@ class Rectangle(NamedTuple):
 
 
 @lru_cache(maxsize=4)
+@torch.inference_mode(False)  # kept tensors may be asked for a gradient's sake later
 def rectangles(lengths: tuple[int, ...], device: torch.device) -> tuple[Rectangle, ...]:
     """All sequences of a stream, in as few rectangles as `FILL` and `LARGEST` allow; layers of a step share them."""
     size = torch.tensor(lengths)
