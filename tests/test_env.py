@@ -9,13 +9,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from cuformers.cli import env, probes
+from cuformers.cli import attention_matrix, env, probes
+from cuformers.cli.attention_matrix import matrix
 from cuformers.cli.tables import cell, label, show
 from cuformers.cuda.driver import Driver, Link
 from cuformers.cuda.report import OpChoice, Probes, Usable, gather, supports
 from cuformers.cuda.runtime import Torch
 from cuformers.kernels.op import Problem
 from cuformers.kernels.table import OPS, select
+from cuformers.nn.attention.choose import BACKENDS
 from tests.cuda.machines import gpu, torch_gpu, torch_seeing
 
 TWO = (gpu(0), gpu(1))
@@ -219,6 +221,60 @@ def test_versions_are_those_of_the_modules():
     found = probes.versions()
     assert found["torch"] == torch.__version__.split("+")[0] or found["torch"] == torch.__version__
     assert found["cuformers"] in (Path(__file__).parent.parent / "pyproject.toml").read_text()
+
+
+def test_attention_as_a_matrix(capsys: pytest.CaptureFixture[str]):
+    assert env.main(["--attention", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["attention"]}
+    assert list(rows) == list(BACKENDS)
+    assert rows["eager"]["usable"] and all(rows["eager"][what] for what in ("training", "window", "softcap", "sinks"))
+    assert rows["sdpa"]["window"] and not rows["sdpa"]["softcap"]
+    assert "softcap: has no softcap" in rows["sdpa"]["remarks"]
+    assert env.main(["--attention"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in BACKENDS)
+    with pytest.raises(SystemExit):
+        env.main(["--attention", "--require-gpu"])
+
+
+def test_the_matrix_measures_what_can_be_used_and_says_what_fails():
+    asked = []
+
+    def measure(backend, device, dtype, backward):
+        asked.append((backend.name, backward))
+        if backend.name == "eager" and backward:
+            raise RuntimeError("out of memory\nlong story")
+        return 2.0 if backward else 1.0
+
+    rows = {row.name: row for row in matrix(torch.device("cpu"), torch.float32, measure)}
+    assert set(asked) == {(n, b) for n in ("sdpa", "eager", "flex_attention") for b in (False, True)} - {
+        ("flex_attention", True)
+    }
+    assert (rows["sdpa"].forward_tflops, rows["sdpa"].backward_tflops) == (1.0, 2.0)
+    assert (rows["flex_attention"].forward_tflops, rows["flex_attention"].backward_tflops) == (1.0, None)
+    assert rows["eager"].backward_tflops is None and rows["eager"].remarks == "not measured: out of memory"
+    assert not rows["triton"].usable and "NVIDIA GPU" in rows["triton"].remarks
+
+
+def test_a_figure_is_products_over_time(monkeypatch: pytest.MonkeyPatch):
+    sizes = {"BATCH": 2, "LENGTH": 64, "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 16}
+    for name, value in sizes.items():
+        monkeypatch.setattr(attention_matrix, name, value)
+    monkeypatch.setattr(attention_matrix, "seconds_a_call", lambda work, device: work() is None or 1e-3)
+    for backward, products in ((False, 2), (True, 5)):
+        figure = attention_matrix.tflops(BACKENDS["sdpa"](), torch.device("cpu"), torch.float32, backward)
+        half_of_all_pairs = 2 * 4 * 64**2 / 2
+        assert figure == pytest.approx(products * 2 * half_of_all_pairs * 16 / 1e-3 / 1e12)
+
+
+@pytest.mark.gpu
+def test_the_matrix_on_this_gpu(capsys):
+    assert env.main(["--attention", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["attention"]}
+    for name in ("sdpa", "flash_attention_2", "flex_attention"):
+        row = rows[name]
+        assert row["usable"] and row["forward_tflops"] > 1 and row["backward_tflops"] > 1, row
+    assert rows["triton"]["forward_tflops"] > 1 and rows["triton"]["backward_tflops"] is None
 
 
 @pytest.mark.gpu

@@ -21,10 +21,14 @@ from cuformers.nn.attention.flash import package_problem
 
 PACKAGES = (
     "torch", "triton", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "rich",
-    "flash_attn",
+    "flash_attn", "flash-attn-4", "kernels",
 )  # fmt: skip
-ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
-HARDER = {"softcap": {"softcap": True}, "head_dim 256": {"head_dim": 256}, "training": {"train": True}}
+HARDER = {
+    "softcap": {"softcap": True},
+    "sinks": {"sinks": True},
+    "head_dim 256": {"head_dim": 256},
+    "training": {"train": True},
+}
 """What some models ask beyond the plain case, for the remarks on backends that are usable otherwise."""
 
 
@@ -71,10 +75,10 @@ def triton_problem(find: Callable[[str], str | None] = shutil.which, headers: st
 
 def attention(torch: Torch) -> list[Usable]:
     """Every name that `attn_implementation` takes, and the kernels of sdpa, on the device that models would use."""
-    device, dtype = _place(torch)
+    device, dtype = usual_place(torch)
     plain = AttentionProblem(device=device, dtype=dtype, head_dim=128, softcap=False, window=False)
     rows = []
-    for name in dict.fromkeys((*ATTENTION, *BACKENDS)):
+    for name in BACKENDS:
         rows.append(_backend(name, plain))
         if name == "sdpa":
             rows += [_usable(f"sdpa: {kernel}", _kernel_problem(kernel, device, dtype)) for kernel in SDPA_KERNELS]
@@ -83,7 +87,7 @@ def attention(torch: Torch) -> list[Usable]:
 
 def kernels(torch: Torch) -> list[OpChoice]:
     """What computes each op in each mode on the device that models would use."""
-    device, dtype = _place(torch)
+    device, dtype = usual_place(torch)
     capability = torch.gpus[0].capability if device.type == "cuda" else None
     return [_op(op, Problem(device=device.type, capability=capability, dtype=dtype)) for op in OPS]
 
@@ -101,7 +105,7 @@ def _op(op: Op, problem: Problem) -> OpChoice:
     )
 
 
-def _place(torch: Torch) -> tuple[torch_package.device, torch_package.dtype]:
+def usual_place(torch: Torch) -> tuple[torch_package.device, torch_package.dtype]:
     """The device that models use by default, and the dtype they mostly have there."""
     if not torch.gpus or torch.gpus[0].problem:
         return torch_package.device("cpu"), torch_package.float32
@@ -110,8 +114,6 @@ def _place(torch: Torch) -> tuple[torch_package.device, torch_package.dtype]:
 
 
 def _backend(name: str, plain: AttentionProblem) -> Usable:
-    if name not in BACKENDS:
-        return Usable(name=name, usable=False, why="not in this version of cuformers")
     backend = BACKENDS[name]()
     reason = backend.why_not(plain)
     if reason is not None:

@@ -27,11 +27,13 @@ def show(data: Mapping[str, dict | list[dict]], console: Console) -> None:
 
 
 def cell(key: str, value: object) -> Text:
-    """One value: sizes with their unit, yes and no for booleans, a dash for what is not there."""
+    """One value: sizes with unit, four digits of fractions, yes and no for booleans, a dash for what is not there."""
     if value is None or value == "":
         return Text("-", style="dim")
     if isinstance(value, bool):
         return Text("yes" if value else "no", style="green" if value else "red")
+    if isinstance(value, float):
+        return Text(f"{value:.4g}")
     if key.endswith("_bytes") and isinstance(value, int):
         return Text(human(value))
     return Text(str(value), overflow="fold")

@@ -26,12 +26,13 @@ def measure(device: torch.device, dtype: torch.dtype) -> Rates:
     target = torch.empty_like(source)
     one = torch.randn(edge, edge, device=device, dtype=torch.float32).to(dtype)
     out = torch.empty_like(one)
-    copy = _seconds(lambda: target.copy_(source), device)
-    product = _seconds(lambda: torch.matmul(one, one, out=out), device)
+    copy = seconds_a_call(lambda: target.copy_(source), device)
+    product = seconds_a_call(lambda: torch.matmul(one, one, out=out), device)
     return Rates(2 * size / copy, 2 * edge**3 / product)
 
 
-def _seconds(work: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
+def seconds_a_call(work: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
+    """Mean time of a call, after three that do not count; what it starts on the device is waited for."""
     for _ in range(3):
         work()
     synchronize(device)

@@ -111,7 +111,8 @@ def test_padding_and_empty_rows(name: str, side: str) -> None:
         for row in range(3):
             alone = oracle("mistral")(ids[row][mask[row].bool()][None]).logits[0]
             torch.testing.assert_close(logits[row][mask[row].bool()], alone, rtol=1e-4, atol=1e-4)
-    assert logits.isfinite().all()
+        assert logits.isfinite().all()
+        assert not model(ids, attention_mask=torch.zeros_like(ids)).logits.any(), "no token, no logits"
 
 
 @pytest.mark.parametrize("name", ON_CPU)

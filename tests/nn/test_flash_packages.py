@@ -180,6 +180,18 @@ def test_a_kernel_that_fails_is_found_at_load(
         assert choose_backend("flash_attention_2", problem(train=False)).name == "flash_attention_2"
 
 
+def test_a_kernel_whose_sinks_learn_nothing_is_found_when_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
+                window_size=(-1, -1), s_aux=None):  # fmt: skip
+        detached = None if s_aux is None else s_aux.detach()
+        return computed(q, k, v, cu_seqlens_q, softmax_scale, sinks=detached)
+
+    install(monkeypatch, FA3, without)
+    assert choose_backend("flash_attention_3", problem(SINKS[0])).name == "flash_attention_3"
+    with pytest.raises(ValueError, match=r"fails on this machine .*not have been used in the graph"):
+        choose_backend("flash_attention_3", problem(SINKS[0], train=True))
+
+
 def test_another_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FA3, lambda q, k, v, lengths: q)
     with pytest.raises(ValueError, match=r"not those of flash_attn_varlen_func: .*'cu_seqlens_q'.*Possible here"):

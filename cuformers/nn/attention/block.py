@@ -28,6 +28,7 @@ class Attention(KernelModule):
         qk_norm: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
+        assert spec.v_head_dim in (None, spec.head_dim), "this block's value heads have the size of its key heads"
         self.spec = spec
         self._make_input(hidden_size, qkv_bias)
         self._make_output(hidden_size, out_bias)

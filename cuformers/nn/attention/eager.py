@@ -53,6 +53,8 @@ class EagerAttention:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None = None
     ) -> Tensor:
+        if not q.numel():
+            return q.new_empty(*q.shape[:2], v.shape[-1])
         assert step.query_lengths is not None, "eager attention needs the lengths on the host"
         parts = zip(*(x.split(step.query_lengths) for x in (q, k, v)))
         return torch.cat([eager_attention(q, k, v, spec, sinks) for q, k, v in parts])

@@ -106,7 +106,7 @@ class FlashAttention:
         newest = (capability(problem.device) or (0, 0)) >= (12, 0)
         if generation is FA4 and newest and problem.softcap and problem.train:
             return "has no softcap in training on this GPU"
-        return None if found is BUILT_IN else trial(found, problem)
+        return None if found is BUILT_IN else _tried(found, problem)
 
     def can_capture(self, problem: AttentionProblem) -> bool:
         return self._generation is FA2
@@ -127,7 +127,7 @@ class HubAttention:
 
     def why_not(self, problem: AttentionProblem) -> str | None:
         reason = _limits(FA2, capability(problem.device), problem.dtype, problem.head_dim)
-        return reason or lacks(problem, *self._varlen.can) or trial(self._varlen, problem)
+        return reason or lacks(problem, *self._varlen.can) or _tried(self._varlen, problem)
 
     def can_capture(self, problem: AttentionProblem) -> bool:
         return False
@@ -138,23 +138,37 @@ class HubAttention:
         return self._varlen.attend(q, k, v, spec, step, sinks)
 
 
+def _tried(found: Varlen, problem: AttentionProblem) -> str | None:
+    p = problem
+    return trial(found, p.device, p.dtype, p.head_dim, p.train, p.sinks, p.causal)
+
+
 @lru_cache(maxsize=64)
-def trial(found: Varlen, problem: AttentionProblem) -> str | None:
-    """Why a kernel that should serve the problem does not: it computes a few tokens, and their gradients in training.
+def trial(
+    found: Varlen,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    train: bool,
+    sinks: bool,
+    causal: bool = True,
+) -> str | None:
+    """Why a kernel that should serve does not: it computes a few tokens, and their gradients in training.
 
     What a package was built for is known to its launches alone: a missing capability is found here, not at a first
-    step. Once for each function and problem.
+    step. Once for each function, device, dtype and head_dim.
     """
-    head_dim, causal = problem.head_dim, problem.causal
-    spec = AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=head_dim, scale=1.0, causal=causal)
-    make = {"dtype": problem.dtype, "device": problem.device, "requires_grad": problem.train}
-    q, k, v = (torch.ones(5, heads, problem.head_dim, **make) for heads in (2, 1, 1))
-    step = full_step(torch.arange(5, device=problem.device), (2, 3), EagerAttention())
+    options: dict[str, Any] = {"head_dim": head_dim, "sinks": sinks, "causal": causal}
+    spec = AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, scale=1.0, **options)
+    make = {"dtype": dtype, "device": device, "requires_grad": train}
+    q, k, v = (torch.ones(5, heads, head_dim, **make) for heads in (2, 1, 1))
+    given = [q, k, v, *([torch.full((2,), -1e4, **make)] if sinks else [])]  # sinks so low take nothing
+    step = full_step(torch.arange(5, device=device), (2, 3), EagerAttention())
     try:
         with torch.enable_grad():
-            out = found.attend(q, k, v, spec, step, None)
-            if problem.train:
-                out.sum().backward()
+            out = found.attend(q, k, v, spec, step, given[3] if sinks else None)
+            if train:
+                torch.autograd.grad(out.sum(), given)
         right = torch.allclose(out.detach().float(), torch.ones(()).to(out.device), atol=0.01)  # every value is 1
     except Exception as failure:  # whatever a foreign package raises
         first = next(iter(str(failure).splitlines()), "")

@@ -42,6 +42,8 @@ class SdpaAttention:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None = None
     ) -> Tensor:
+        if not q.numel():
+            return q.new_empty(*q.shape[:2], v.shape[-1])
         assert sinks is None, "refused by why_not"
         size = step.uniform
         kernel = _kernel(q, spec, step, size)
