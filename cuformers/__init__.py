@@ -23,6 +23,7 @@ _HOME_OF = {
     "GenerationOutput": "cuformers.auto.batching.output",
     "RequestStatus": "cuformers.auto.batching.output",
     "GenerationConfig": "cuformers.generation",
+    "KernelConfig": "cuformers.kernels.hub.config",
     "LogitsProcessor": "cuformers.generation",
     "LogitsProcessorList": "cuformers.generation",
     "StoppingCriteria": "cuformers.generation",

@@ -19,13 +19,15 @@ from cuformers.cuda.visible import parse
 from tests.cuda.machines import gpu
 from tests.doc_blocks import Block, blocks
 from tests.hub_cache import QWEN3, fill, offline
+from tests.hub_layers import calls, install, publish
 from tests.paths import ROOT
 
 torch.set_num_threads(1)
 
 PAGE = [b for b in blocks(ROOT / "docs" / "nvidia-gpu.md") if b.language == "python"]
 WHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-ON_CPU = {'device_map="cuda"': 'device_map="cpu"'}
+ON_CPU = {'device_map="cuda"': 'device_map="cpu"', '{"cuda": "kernels-': '{"cpu": "kernels-'}
+LIGER = "kernels-community/liger-kernels"
 
 CHECK = """
 import torch
@@ -50,6 +52,15 @@ output = model.generate(**inputs, max_new_tokens=50, do_sample=False)
 print(tokenizer.decode(output[0], skip_special_tokens=True))
 """
 IMPORT = "from transformers import AutoModelForCausalLM\n"
+KERNELS = """
+from transformers import AutoModelForCausalLM, KernelConfig
+
+kernel_mapping = {"RMSNorm": {"cuda": "kernels-community/liger-kernels:LigerRMSNorm"}}
+kernel_config = KernelConfig(kernel_mapping)
+model = AutoModelForCausalLM.from_pretrained(
+    "Qwen/Qwen3-0.6B", use_kernels=True, kernel_config=kernel_config, device_map="cuda"
+)
+"""
 PIPELINE = """
 from transformers import pipeline
 
@@ -97,6 +108,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face home whose cache holds the page's checkpoint."""
     path = tmp_path_factory.mktemp("hf")
     fill(path / "hub")
+    publish(path / "hub", LIGER, "v1")
     return path
 
 
@@ -141,7 +153,10 @@ def test_the_whole_page_is_marked() -> None:
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_the_page_runs_from_top_to_bottom(where: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_runs_from_top_to_bottom(
+    where: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, "stand-in")
     names: dict[str, Any] = {"__name__": "page"}
     printed: dict[str, str] = {}
     for block in PAGE:
@@ -214,7 +229,7 @@ def test_generate_gives_the_tokens_of_transformers(where: str, home: Path) -> No
     """The same program with either import, in float32, where rounding decides nothing."""
     exact = {'"bfloat16"': '"float32"'}
     ours = run(GENERATE, {**OURS, **exact, **changes(where)})
-    folder = next((home / "hub").glob("*/snapshots/*"))
+    folder = next((home / "hub").glob("models--*/snapshots/*"))
     theirs = run(GENERATE, {**exact, ', device_map="cuda"': "", QWEN3: str(folder)})
     assert ours["output"].tolist() == theirs["output"].tolist()
 
@@ -222,7 +237,7 @@ def test_generate_gives_the_tokens_of_transformers(where: str, home: Path) -> No
 @pytest.mark.parametrize("where", WHERE)
 def test_pipeline(where: str, home: Path) -> None:
     names = run(PIPELINE, OURS)
-    folder = next((home / "hub").glob("*/snapshots/*"))
+    folder = next((home / "hub").glob("models--*/snapshots/*"))
     device = f', model="{folder}", device="cpu"'
     theirs = run(PIPELINE, {f', model="{QWEN3}"': device})
     assert names["result"] == theirs["result"]
@@ -249,13 +264,39 @@ def test_batches_give_the_tokens_of_transformers(where: str, home: Path) -> None
     from transformers import AutoModelForCausalLM
 
     ours = run(MANAGER, {**OURS, '"bfloat16"': '"float32"', **changes(where)})
-    model: Any = AutoModelForCausalLM.from_pretrained(next((home / "hub").glob("*/snapshots/*")), dtype="float32")
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        next((home / "hub").glob("models--*/snapshots/*")), dtype="float32"
+    )
     prompts = [torch.tensor([ids]) for ids in ours["inputs"]]
     theirs = [model.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :].tolist() for ids in prompts]
     results = {result.request_id: result.generated_tokens for result in ours["results"]}
     assert [output.generated_tokens for output in ours["outputs"].values()] == theirs
     assert [results[name] for name in ours["names"]] == theirs
 
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_kernels(where: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's layer computes every norm in both modes, and our own kernels come back."""
+    install(monkeypatch, "stand-in")
+    model = run(KERNELS, {**OURS, **changes(where)})["model"]
+    folder = next((home / "hub").glob("kernels--*/snapshots/*"))
+    ids = torch.arange(3, 20, device=model.device)[None]
+    for mode in (False, True, False):
+        model.train(mode)
+        calls(folder)
+        logits = model(ids, labels=ids).logits if mode else _without_gradients(model, ids)
+        assert len(calls(folder)) == sum(type(m).__name__ == "RMSNorm" for m in model.modules()) == 9
+    (norm,) = (choice for choice in model.kernels() if choice.op == "rms_norm")
+    assert norm.implementation.name == f"{LIGER}@v1:LigerRMSNorm" and norm.mode == "infer"
+    model.set_use_kernels(False)
+    torch.testing.assert_close(_without_gradients(model, ids), logits, rtol=1e-3, atol=1e-3)
+    assert calls(folder) == []
+
+
+@torch.no_grad()
+def _without_gradients(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    return model(ids).logits
 
 
 def test_an_empty_list_means_the_cpu(home: Path) -> None:

@@ -21,6 +21,7 @@ from cuformers.checkpoint.plan import some
 from cuformers.checkpoint.resolve import folder_patterns, resolve_folder
 from cuformers.checkpoint.weight_map import WeightMap
 from cuformers.generation.config import GenerationConfig
+from cuformers.kernels.hub.config import KernelConfig
 from cuformers.models.base_config import BaseConfig
 from cuformers.models.registry import find
 from cuformers.models.spec import ModelSpec
@@ -54,9 +55,11 @@ class ModelFactory(Generic[M]):
         device_map: DeviceMap | None = None,
         max_memory: Mapping[DeviceSpec, int | str] | None = None,
         attn_implementation: str | Mapping[str, str] | None = None,
-        allow_all_kernels: bool = False,
         kernels: str = "auto",
         deterministic: bool = False,
+        use_kernels: bool = False,
+        kernel_config: KernelConfig | None = None,
+        allow_all_kernels: bool = False,
         generation_config: GenerationConfig | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
@@ -78,10 +81,12 @@ class ModelFactory(Generic[M]):
             max_memory: bytes to use of each device, for "auto": {0: "20GiB", "cpu": "30GiB"}.
             attn_implementation: attention backend, as `model.set_attn_implementation` says; None takes the config's
                 where that can serve the model, and else leaves the choice to us.
-            allow_all_kernels: attention kernels of the hub may be of publishers that it does not list as trusted.
             kernels: "auto", "reference" (plain PyTorch) or "triton".
             deterministic: tokens and log-probabilities with the same bits in any batch, as `model.set_deterministic`
                 says; it costs speed and needs an NVIDIA GPU.
+            use_kernels, kernel_config: layers that other people's kernels compute, as `model.set_use_kernels` says. Our
+                own kernels need neither.
+            allow_all_kernels: kernels of the hub, attention too, may be of publishers that it does not list as trusted.
             generation_config: replaces the checkpoint's own.
             revision, token, cache_dir, local_files_only, subfolder: where on the hub, as in huggingface_hub.
             variant: reads model.VARIANT.safetensors.
@@ -118,7 +123,9 @@ class ModelFactory(Generic[M]):
         model.follow(placement)
         model.name_or_path = str(pretrained_model_name_or_path)
         cls._read_generation(model, folder, generation_config)
-        return _finish(model, attn_implementation, allow_all_kernels, kernels, deterministic)
+        return _finish(
+            model, attn_implementation, kernels, deterministic, use_kernels, kernel_config, allow_all_kernels
+        )
 
     @classmethod
     def from_config(
@@ -128,9 +135,11 @@ class ModelFactory(Generic[M]):
         dtype: str | torch.dtype = "auto",
         device_map: DeviceMap | None = None,
         attn_implementation: str | Mapping[str, str] | None = None,
-        allow_all_kernels: bool = False,
         kernels: str = "auto",
         deterministic: bool = False,
+        use_kernels: bool = False,
+        kernel_config: KernelConfig | None = None,
+        allow_all_kernels: bool = False,
         seed: int | None = None,
         **unknown: Any,
     ) -> M:
@@ -151,7 +160,9 @@ class ModelFactory(Generic[M]):
             seed = int(torch.randint(0, 2**63 - 1, ()).item())
         initialize(model, _initializer(config.initializer_range), seed=seed)
         model.follow(placement)
-        return _finish(model, attn_implementation, allow_all_kernels, kernels, deterministic)
+        return _finish(
+            model, attn_implementation, kernels, deterministic, use_kernels, kernel_config, allow_all_kernels
+        )
 
     @classmethod
     def _build(cls, spec: ModelSpec, config: BaseConfig, index: Index | None) -> M:
@@ -192,9 +203,11 @@ class AutoModelForCausalLM(ModelFactory[PreTrainedModel]):
 def _finish(
     model: M,
     attn_implementation: str | Mapping[str, str] | None,
-    allow_all_kernels: bool,
     kernels: str,
     deterministic: bool,
+    use_kernels: bool,
+    kernel_config: KernelConfig | None,
+    allow_all_kernels: bool,
 ) -> M:
     model.eval()
     if deterministic:
@@ -205,6 +218,11 @@ def _finish(
         model.set_attn_implementation(attn_implementation, allow_all_kernels)
     if kernels != "auto":
         model.set_kernels(kernels)
+    if kernel_config is not None and not use_kernels:
+        notice("kernel_config is given, so use_kernels=True.")
+        use_kernels = True
+    if use_kernels:
+        model.set_use_kernels(True, kernel_config, allow_all_kernels=allow_all_kernels)
     return model
 
 

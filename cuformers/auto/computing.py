@@ -8,9 +8,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from cuformers.auto.hub_layers import HubLayers
 from cuformers.base.errors import bad_argument
 from cuformers.checkpoint.needs import Placement, is_layer
 from cuformers.cuda.device import capability
+from cuformers.kernels.hub.choose import choose
+from cuformers.kernels.hub.config import KernelConfig
 from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import Kernels, select
 from cuformers.models.base_config import BaseConfig
@@ -22,9 +25,10 @@ from cuformers.nn.kernel_module import KernelModule, set_kernels
 from cuformers.nn.offload import Offload
 from cuformers.nn.rows import lay_in_rows
 from cuformers.nn.spread import Spread
+from cuformers.nn.uses import uses_of
 
 
-class Computing(KernelModule):
+class Computing(HubLayers, KernelModule):
     """A model that chooses what computes it, anew whenever it moves or changes mode."""
 
     config: BaseConfig
@@ -95,7 +99,7 @@ class Computing(KernelModule):
             self._allow_all_kernels = before
             raise
         self._attention_wanted = None if self.deterministic else name
-        self._forget("engine", "assisted_engine")
+        self._forget("engine", "other_engine")
         self.__dict__["backend"] = backend
 
     def set_kernels(self, want: str = "auto") -> None:
@@ -123,16 +127,20 @@ class Computing(KernelModule):
             ValueError: there is no NVIDIA GPU, or kernels or an attention backend were asked for that can't do it; all
                 stays as it was then.
         """
-        ops = self._table(self._kernels_wanted, on)
+        ops = self._table(self._kernels_wanted, on, self._layers_wanted)
         backend = self._choose_backend(self._attention_wanted, ops)
         set_kernels(self, ops)
         self._deterministic = on
-        self._forget("engine", "assisted_engine")
+        self._forget("engine", "other_engine")
         self.__dict__["backend"] = backend
 
     def kernels(self) -> tuple[Choice, ...]:
-        """For each op the implementation in use, and why the others are not."""
+        """For each op the implementation in use, why it is another than our best one, and why the others are not."""
         return self.ops.choices
+
+    def _take_layers(self, layers: KernelConfig | None) -> None:
+        if not self.anchor.is_meta:
+            set_kernels(self, self._table(self._kernels_wanted, self.deterministic, layers))
 
     def train(self, mode: bool = True) -> Self:
         """Switches between training and inference, and to the kernels of that mode."""
@@ -143,19 +151,19 @@ class Computing(KernelModule):
         before = self.training
         super().train(mode)
         if not self.anchor.is_meta:
-            self._select(self._kernels_wanted)
-            if mode != before:
-                self._attend_in_mode(before)
+            try:
+                self._select(self._kernels_wanted)
+                if mode != before:
+                    self._attend_in_mode()
+            except (ValueError, ImportError):  # a kernel or an attention that was asked for can't serve this mode
+                super().train(before)
+                self._select(self._kernels_wanted)
+                raise
         return self
 
-    def _attend_in_mode(self, before: bool) -> None:
-        """Chooses attention for the present mode; where what the user asked for can't serve it, the mode stays."""
-        try:
-            self.__dict__["backend"] = self._choose_backend(self._attention_wanted, self.ops)
-        except ValueError:
-            super().train(before)
-            self._select(self._kernels_wanted)
-            raise
+    def _attend_in_mode(self) -> None:
+        """Chooses attention for the present mode."""
+        self.__dict__["backend"] = self._choose_backend(self._attention_wanted, self.ops)
 
     def follow(self, placement: Placement) -> None:
         """Sets up what computing needs where parts of the model lie or run on different devices.
@@ -188,18 +196,29 @@ class Computing(KernelModule):
     def settle(self) -> None:
         """Chooses layout, kernels and attention for where the weights are now; after every move."""
         lay_in_rows(self)
-        self._forget("backend", "engine", "assisted_engine")
-        self._select(self._kernels_wanted)
+        self._forget("backend", "engine", "other_engine")
+        try:
+            self._select(self._kernels_wanted)
+        except (ValueError, ImportError):
+            if self._layers_wanted is not None:  # a hub kernel that fails here: the moved model works without it
+                self._use_kernels = False
+                self._select(self._kernels_wanted)
+            raise
 
     def _select(self, want: str) -> None:
-        set_kernels(self, self._table(want, self.deterministic))
+        set_kernels(self, self._table(want, self.deterministic, self._layers_wanted))
 
-    def _table(self, want: str, deterministic: bool) -> Kernels:
+    def _table(self, want: str, deterministic: bool, layers: KernelConfig | None) -> Kernels:
         mode = "train" if self.training else "infer"
         problem = Problem(device=self.device.type, capability=capability(self.device), dtype=self.dtype, mode=mode)
         if want == "triton" and mode == "train":
             want = "auto"  # what has no backward is the reference's in training
-        return select(problem, want, deterministic=deterministic)
+        if layers is None:
+            return select(problem, want, deterministic=deterministic)
+        if deterministic:
+            remedy = "Others' kernels promise nothing about bits: model.set_use_kernels(False) comes first."
+            raise bad_argument("deterministic", True, "False with kernel_config", remedy)
+        return choose(layers, uses_of(self.backbone), problem, self.device, want)
 
     def _choose_backend(self, name: str | None, ops: Kernels) -> AttentionBackend:
         if ops.deterministic:

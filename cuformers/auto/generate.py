@@ -39,6 +39,7 @@ def generate(
     attention_mask: Tensor | None = None,
     tokenizer: Any = None,
     assistant_model: "PreTrainedModel | None" = None,
+    kv_cache_dtype: str = "auto",
     **options: Any,
 ) -> Tensor | GenerateOutput:
     """Continues prompts.
@@ -55,6 +56,8 @@ def generate(
         tokenizer: needed by stop_strings.
         assistant_model: a small model with the same tokens. It guesses `num_assistant_tokens` tokens in each step for
             this one to check: the same answer, sooner where it guesses well.
+        kv_cache_dtype: what keys and values are kept in: "auto", the model's dtype, or "fp8_e4m3" ("fp8"), half the
+            bytes. The fp8 cache's buffers are kept beside those of other calls.
         options: any field of GenerationConfig, such as max_new_tokens, do_sample, temperature, seed.
 
     Returns:
@@ -92,7 +95,8 @@ def generate(
     _check_assisted(assistant_model, resolved)
     criteria = _criteria(resolved, stopping_criteria or (), tokenizer)
     if resolved.num_beams > 1:
-        return BeamSearch(model.engine, prompts, resolved, processors, criteria).run()
+        return BeamSearch(model.engine_with(None, kv_cache_dtype), prompts, resolved, processors, criteria).run()
+    engine = model.engine_with(assistant_model, kv_cache_dtype)
     group = Group(
         processors=processors,
         pad=resolved.pad_token_id or 0,
@@ -108,7 +112,7 @@ def generate(
     try:
         if streamer is not None:
             streamer.put(prompts.padded.cpu())
-        model.engine_with(assistant_model).run(requests)
+        engine.run(requests)
     finally:
         if streamer is not None:
             streamer.end()  # also after an error: somebody may be waiting for more

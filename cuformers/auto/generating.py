@@ -7,11 +7,13 @@ from torch import Tensor, nn
 
 from cuformers.auto.batching.methods import BatchedGeneration
 from cuformers.auto.computing import Computing
+from cuformers.engine.cache_dtype import wants_fp8
 from cuformers.engine.engine import Engine
+from cuformers.kernels.hub.config import KernelConfig
 from cuformers.nn.attention.over_pages import TritonAttention
 from cuformers.nn.decoder import CausalLM, Decoder
 
-_OWN = ("engine", "assisted_engine", "_batching")
+_OWN = ("engine", "other_engine", "_batching")
 """Attributes that refer to this model, and that it makes when they are first used."""
 
 
@@ -29,25 +31,33 @@ class Generating(BatchedGeneration, Computing, CausalLM):
         backend = self.backend if asked else None  # that one is the engine's own kernel, which reads the cache
         return Engine(self, backend, use_graphs=False if self._movers else None)
 
-    def engine_with(self, assistant: "Generating | None") -> Engine:
-        """The engine whose tokens an assistant guesses; the last assistant's is kept. None: the engine without one.
+    def engine_with(self, assistant: "Generating | None" = None, kv_cache_dtype: str = "auto") -> Engine:
+        """The engine whose tokens an assistant guesses, or whose cache is fp8; the last of these is kept.
+
+        Without either it is the usual engine, which keeps buffers of its own.
 
         Raises:
-            ValueError: it can't guess for this model.
+            ValueError: the assistant can't guess for this model; fp8 is not possible here.
         """
-        if assistant is None:
+        fp8 = wants_fp8(kv_cache_dtype, [self])
+        if assistant is None and not fp8:
             return self.engine
-        kept: Engine | None = self.__dict__.get("assisted_engine")
-        if kept is None or kept.draft is not assistant:
+        kept: Engine | None = self.__dict__.get("other_engine")
+        if kept is None or kept.draft is not assistant or kept.fp8_cache != fp8:
             usual = self.engine
-            use_graphs = False if assistant._movers else usual.use_graphs
-            kept = Engine(self, usual.backend, use_graphs=use_graphs, draft=assistant)
-            self.__dict__["assisted_engine"] = kept
+            use_graphs = False if assistant is not None and assistant._movers else usual.use_graphs
+            kept = Engine(self, usual.backend, use_graphs=use_graphs, draft=assistant, kv_cache_dtype=kv_cache_dtype)
+            self.__dict__["other_engine"] = kept
         return kept
 
     def set_deterministic(self, on: bool = True) -> None:
         super().set_deterministic(on)
         self.destroy_cached_continuous_batching_manager()
+
+    def _take_layers(self, layers: KernelConfig | None) -> None:
+        super()._take_layers(layers)
+        if not self.anchor.is_meta:
+            self.destroy_cached_continuous_batching_manager()
 
     @property
     def backbone(self) -> Decoder:

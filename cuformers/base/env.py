@@ -17,6 +17,8 @@ VARIABLES = (
     Variable("HF_HOME", "where huggingface_hub keeps its cache (huggingface_hub)"),
     Variable("HF_HUB_OFFLINE", "1: never ask the hub, use what is cached (huggingface_hub)"),
     Variable("HF_TOKEN", "token for gated or private hub repositories (huggingface_hub)"),
+    Variable("USE_HUB_KERNELS", "0: no layer comes from the Kernel Hub (Transformers)"),
+    Variable("KERNELS_CACHE", "where the package kernels keeps its cache; by default huggingface_hub's (kernels)"),
     Variable("LOCAL_RANK", "set by torchrun: which GPU this process should use"),
     Variable("CUFORMERS_QUIET", "1: no notices on stderr"),
     Variable("CUFORMERS_NO_PROGRESS", "1: no progress bars"),

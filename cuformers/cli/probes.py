@@ -13,6 +13,7 @@ import torch as torch_package
 from cuformers.base.version import VERSION
 from cuformers.cuda.report import OpChoice, Usable
 from cuformers.cuda.runtime import SDPA_KERNELS, Torch, sdpa_problem
+from cuformers.kernels.hub.package import package_problem as hub_problem
 from cuformers.kernels.op import Mode, Op, Problem
 from cuformers.kernels.table import OPS
 from cuformers.nn.attention.backend import AttentionProblem
@@ -45,12 +46,13 @@ def versions() -> dict[str, str | None]:
 
 
 def packages() -> list[Usable]:
-    """Triton with what it compiles by, and the optional flash_attn."""
+    """Triton with what it compiles by, and the optional flash_attn and kernels."""
     flash = package_problem()
     built_in = f"{flash}; flash_attention_2 uses torch's built-in copy"
     return [
         _usable("triton", triton_problem()),
         Usable(name="flash_attn", usable=flash is None, why=built_in if flash else ""),
+        _usable("kernels", hub_problem()),
     ]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from cuformers.base.errors import bad_argument
 from cuformers.engine.attention_plans import attention_plans
 from cuformers.kernels.advance import DecodeState
+from cuformers.kernels.cache_scales import FP8
 from cuformers.nn.cache import CacheLayout, PagedCache, layout
 from cuformers.nn.decoder import CausalLM
 from cuformers.nn.step import CacheView, Step
@@ -30,16 +31,25 @@ def check_draft(draft: CausalLM, model: CausalLM) -> None:
         raise bad_argument("assistant_model", "any", "none for a model all of whose layers have windows", remedy)
 
 
-def page_bytes(draft: CausalLM, page_size: int) -> int:
+def page_bytes(draft: CausalLM, page_size: int, fp8_cache: bool) -> int:
     """Bytes of one page of the draft's pool."""
-    specs, dtype = draft.model.attention_specs, draft.lm_head.weight.dtype
+    specs, dtype = draft.model.attention_specs, FP8 if fp8_cache else draft.lm_head.weight.dtype
     return PagedCache.page_bytes(len(specs), specs[0].num_kv_heads, specs[0].head_dim, page_size, dtype)
 
 
 class DraftModel:
     """The small model, with the keys of every row that the large one has."""
 
-    def __init__(self, model: CausalLM, large: CacheLayout, *, num_pages: int, page_size: int, length: int) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        large: CacheLayout,
+        *,
+        num_pages: int,
+        page_size: int,
+        length: int,
+        fp8_cache: bool,
+    ) -> None:
         """
         Args:
             model: guesses.
@@ -47,6 +57,7 @@ class DraftModel:
             num_pages: pages of the large model's pool.
             page_size: tokens of a page.
             length: tokens of a row at the most.
+            fp8_cache: keep keys and values in fp8.
         """
         specs = model.model.attention_specs
         self.model, self._group = model, large.windows.index(None)
@@ -57,7 +68,7 @@ class DraftModel:
             num_kv_heads=specs[0].num_kv_heads,
             head_dim=specs[0].head_dim,
             page_size=page_size,
-            dtype=model.lm_head.weight.dtype,
+            dtype=FP8 if fp8_cache else model.lm_head.weight.dtype,
         )
         model.model.rotary.reserve(length + 1, model.lm_head.weight.device)
 

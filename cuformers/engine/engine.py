@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from cuformers.cuda import memory
+from cuformers.engine.cache_dtype import wants_fp8
 from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed, wanted
 from cuformers.engine.draft_model import check_draft, page_bytes
 from cuformers.engine.launch import launch
@@ -23,6 +24,7 @@ from cuformers.engine.postbox import SLOTS
 from cuformers.engine.profile import step_bytes
 from cuformers.engine.request import Drafts, Finish, Request
 from cuformers.engine.runner import Runner
+from cuformers.kernels.cache_scales import FP8
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.cache import CacheLayout, PagedCache, layout
 from cuformers.nn.decoder import CausalLM
@@ -45,6 +47,7 @@ class Engine:
         draft: CausalLM | None = None,
         watermark: float = WATERMARK,
         host_bytes: int = 0,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         """
         Args:
@@ -57,13 +60,17 @@ class Engine:
             watermark: share of the cache that a new request leaves free where others run.
             host_bytes: of the host's memory, to keep the keys of requests that give way to others; without, or where
                 they do not fit, they are computed anew.
+            kv_cache_dtype: of the cache: "auto", the model's own, or "fp8_e4m3" ("fp8"), half the bytes. Prompts that
+                `backend` computes see their own keys as they were before they were rounded: their tokens may differ
+                from those of a prompt that is computed in chunks or found in the cache.
 
         Raises:
-            ValueError: the small model can't guess for this one.
+            ValueError: the small model can't guess for this one; fp8 is not possible here.
         """
         if draft is not None:
             check_draft(draft, model)
         self.model, self.backend, self.draft = model, backend, draft
+        self.fp8_cache = wants_fp8(kv_cache_dtype, self._models)
         self.device = model.lm_head.weight.device
         self.use_graphs = use_graphs
         self.lag = LAG if self.device.type == "cuda" else 0
@@ -217,7 +224,7 @@ class Engine:
             return
         groups = self._layout()
         page = self._page_bytes(groups)
-        page += 0 if self.draft is None else page_bytes(self.draft, PAGE_SIZE)
+        page += 0 if self.draft is None else page_bytes(self.draft, PAGE_SIZE, self.fp8_cache)
         held = self.runner.cache_bytes if self.runner else 0
         free = memory.free_bytes(self.device) + held
         need = needed(requests, groups, page, free)
@@ -228,7 +235,8 @@ class Engine:
     def beside_cache(self, capacity: Capacity) -> int:
         """Bytes to leave free beside the cache: twice what the largest step takes, as captured steps have their own."""
         self.runner = None
-        return 2 * step_bytes(self.model, self.backend, capacity, self._layout(), self.max_batch_tokens)
+        sizes = (capacity, self._layout(), self.max_batch_tokens)
+        return 2 * step_bytes(self.model, self.backend, *sizes, fp8_cache=self.fp8_cache)
 
     def configure(self, need: Capacity) -> None:
         """Makes the buffers hold at least so much. What runs is computed anew where they have to be made anew."""
@@ -246,6 +254,7 @@ class Engine:
             page_size=PAGE_SIZE,
             draft=self.draft,
             host_places=self._host_places,
+            fp8_cache=self.fp8_cache,
         )
 
     def _fits(self, need: Callable[[Runner], Capacity]) -> bool:
@@ -309,7 +318,8 @@ class Engine:
         return self.host_bytes // self._page_bytes(self._layout())
 
     def _page_bytes(self, groups: CacheLayout) -> int:
-        spec, dtype = self.model.model.attention_specs[0], self.model.lm_head.weight.dtype
+        spec = self.model.model.attention_specs[0]
+        dtype = FP8 if self.fp8_cache else self.model.lm_head.weight.dtype
         return PagedCache.page_bytes(groups.size, spec.num_kv_heads, spec.head_dim, PAGE_SIZE, dtype)
 
     def _layout(self) -> CacheLayout:

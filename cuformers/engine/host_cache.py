@@ -12,7 +12,7 @@ class HostCache:
 
     def __init__(self, cache: PagedCache, num_places: int) -> None:
         self._cache = cache
-        self._copies = [pinned_empty((2, num_places, *tensor.shape[2:]), tensor.dtype) for tensor in cache.pool]
+        self._copies = [pinned_empty((2, num_places, *tensor.shape[2:]), tensor.dtype) for tensor in cache.tensors]
 
     @property
     def nbytes(self) -> int:
@@ -21,14 +21,14 @@ class HostCache:
 
     def save(self, swaps: Sequence[Swap]) -> None:
         """Copies pages to their places."""
-        for tensor, copy in zip(self._cache.pool, self._copies):
+        for tensor, copy in zip(self._cache.tensors, self._copies):
             for page, place in swaps:
                 for half in range(2):  # keys, then values: each is contiguous, so that the copy needs no help
                     copy[half, place].copy_(tensor[half, page], non_blocking=True)
 
     def restore(self, swaps: Sequence[Swap]) -> None:
         """Copies them back, to other pages."""
-        for tensor, copy in zip(self._cache.pool, self._copies):
+        for tensor, copy in zip(self._cache.tensors, self._copies):
             for page, place in swaps:
                 for half in range(2):
                     tensor[half, page].copy_(copy[half, place], non_blocking=True)

@@ -24,7 +24,13 @@ class _Piece(NamedTuple):
 
 @torch.no_grad()
 def step_bytes(
-    model: CausalLM, backend: AttentionBackend | None, capacity: Capacity, layout: CacheLayout, max_batch_tokens: int
+    model: CausalLM,
+    backend: AttentionBackend | None,
+    capacity: Capacity,
+    layout: CacheLayout,
+    max_batch_tokens: int,
+    *,
+    fp8_cache: bool = False,
 ) -> int:
     """Bytes at the most that the largest step takes: activations, logits, and what drawing tokens needs.
 
@@ -35,7 +41,7 @@ def step_bytes(
     if device.type == "cpu":
         return 0
     small = Capacity(rows=capacity.rows, length=capacity.length, pages=1, eos=capacity.eos)
-    runner = Runner(model, backend, small, layout, use_graphs=False, page_size=PAGE_SIZE)
+    runner = Runner(model, backend, small, layout, use_graphs=False, page_size=PAGE_SIZE, fp8_cache=fp8_cache)
     memory.reset_peak(device)
     before = memory.allocated_bytes(device)
     runner.step(_pieces(small, max_batch_tokens), small.rows, Mode(sample=True))

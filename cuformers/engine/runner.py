@@ -17,6 +17,7 @@ from cuformers.engine.postbox import Postbox
 from cuformers.engine.request import Drafts
 from cuformers.engine.state import idle_rows
 from cuformers.engine.step_size import StepSize, Stretch, pack
+from cuformers.kernels.cache_scales import FP8
 from cuformers.kernels.logprobs import Logprobs
 from cuformers.kernels.prepare import ChunkPlan
 from cuformers.nn.attention.backend import AttentionBackend
@@ -73,11 +74,13 @@ class Runner:
         page_size: int,
         draft: CausalLM | None = None,
         host_places: int = 0,
+        fp8_cache: bool = False,
     ) -> None:
         """`backend` computes prompts that need nothing from the cache; None leaves them to the op that reads it.
 
         `draft` guesses tokens; None looks them up in what the row has said before. `host_places`: pages of which the
-        host has room for a copy.
+        host has room for a copy. `fp8_cache`: keys and values are kept in fp8; those that a backend is given with its
+        prompt are not rounded so.
         """
         weight, specs = model.lm_head.weight, model.model.attention_specs
         self.model, self.backend, self.capacity, self.page_size = model, backend, capacity, page_size
@@ -89,13 +92,13 @@ class Runner:
             num_kv_heads=specs[0].num_kv_heads,
             head_dim=specs[0].head_dim,
             page_size=page_size,
-            dtype=weight.dtype,
+            dtype=FP8 if fp8_cache else weight.dtype,
         )
         self.host = HostCache(self.cache, host_places) if host_places else None
         self.table = idle_rows(capacity, len(layout.windows), page_size, self.device)
         model.model.rotary.reserve(capacity.length, self.device)
         pool = {"num_pages": capacity.pages, "page_size": page_size, "length": capacity.length}
-        self.draft = None if draft is None else DraftModel(draft, layout, **pool)
+        self.draft = None if draft is None else DraftModel(draft, layout, fp8_cache=fp8_cache, **pool)
         self._capture_backend = backend is None or backend.can_capture(model.attention_problem)
         self._boxes: dict[int, Postbox] = {}
         self._plans: dict[StepSize, Tensor] = {}

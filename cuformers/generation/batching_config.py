@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from cuformers.base.errors import bad_argument
 
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8")
+"""Names of what keys and values may be kept in; the last two are the same."""
+
 
 @dataclass(kw_only=True)
 class ContinuousBatchingConfig:
@@ -76,6 +79,8 @@ class ContinuousBatchingConfig:
     """Only None: sizes of captured steps are few by themselves."""
     page_size: int | None = None
     """The name of block_size in newer releases; setting it sets both."""
+    kv_cache_dtype: str = "auto"
+    """What keys and values are kept in: "auto" is the model's dtype, "fp8_e4m3" ("fp8") takes half the bytes."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         check_field(name, value)
@@ -172,5 +177,6 @@ _RULES: Mapping[str, _Rule] = {
     "use_default_compile_configs": _only(None, _COMPILE, False),
     "max_cached_graphs": _only(None, "the sizes of captured steps are few by themselves."),
     "page_size": _Rule("an integer from 4, or None", lambda v: v is None or _whole(v, 4)),
+    "kv_cache_dtype": _Rule(f"one of {list(KV_CACHE_DTYPES)}", lambda v: v in KV_CACHE_DTYPES),
 }
 assert [f.name for f in fields(ContinuousBatchingConfig)] == [*_RULES], "each field has its rule, in the same order"

@@ -25,7 +25,10 @@ _INERT_GROUPS = "It only acts between groups of beams, which are not supported."
 _INERT_ASSISTED = "An assistant model always guesses num_assistant_tokens tokens; the answer is the same."
 _HUB = "This decoding method is not supported; use do_sample=True or greedy decoding."
 _ENCODER = "It needs an encoder's input; use the option of the same name without 'encoder_'."
-_CACHE = "The paged cache serves every call; leave it out, or use None, 'dynamic', 'static' or 'paged'."
+_CACHE = (
+    "The paged cache serves every call; leave it out, or use None, 'dynamic', 'static' or 'paged'. "
+    "kv_cache_dtype='fp8_e4m3' of generate and of ContinuousBatchingConfig halves its bytes."
+)
 _GRAPHS = "Decoding is captured in CUDA graphs by itself; leave it out."
 
 UNSUPPORTED: Mapping[str, Unsupported] = {
@@ -72,6 +75,7 @@ ARGUMENTS: Mapping[str, str] = {
     "streamer": _ITSELF,
     "tokenizer": _ITSELF,
     "assistant_model": _ITSELF,
+    "kv_cache_dtype": "It is an argument of generate() itself, and a field of ContinuousBatchingConfig: pass it there.",
     "negative_prompt_ids": "Classifier-free guidance is not supported; leave it out.",
     "negative_prompt_attention_mask": "Classifier-free guidance is not supported; leave it out.",
     "synced_gpus": "Ranks may end at different steps; leave it out.",

@@ -43,6 +43,8 @@ class Implementation:
     """Activation dtypes it takes."""
     min_capability: tuple[int, int] | None = None
     """Least compute capability; None means that it needs no GPU."""
+    captures: bool = True
+    """Whether a CUDA graph can hold it: a reference may look at values on the host."""
 
     def why_not(self, problem: Problem) -> str | None:
         """The reason why this implementation can't serve the problem; None where it can."""
@@ -69,6 +71,10 @@ class Choice:
     refused: dict[str, str]
     function: Callable
     """The implementation's; where it has no train mode it gives way to the reference when a gradient is asked for."""
+    mode: Mode
+    """Mode of the model that it was chosen for."""
+    why: str = ""
+    """Why this one, or a part of it, was taken instead of our own best; empty where that was."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,10 @@ class Op:
                 continue
             reason = candidate.why_not(problem)
             if reason is None:
-                return Choice(op=self.name, implementation=candidate, refused=refused, function=self._load(candidate))
+                function = self._load(candidate)
+                return Choice(
+                    op=self.name, implementation=candidate, refused=refused, function=function, mode=problem.mode
+                )
             refused[candidate.name] = reason
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         remedy = "kernels='auto' takes one that can."
@@ -121,7 +130,7 @@ def two_ways(package: str, name: str, *, modes: frozenset[Mode] = frozenset({"in
         name,
         (
             Implementation(name="triton", load=kernel, modes=modes, min_capability=(8, 0)),
-            Implementation(name="reference", load=reference),
+            Implementation(name="reference", load=reference, captures=False),
         ),
     )
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cuformers.kernels.cache_scales import FP8, CacheScales
+
 
 class CacheLayout(NamedTuple):
     """How layers are grouped: the layers of a group need the keys of the same positions, so they share block tables.
@@ -51,7 +53,8 @@ class PagedCache:
     """Keys and values in pages of a fixed number of tokens.
 
     The pool is one tensor [2, pages, kv_heads, page_size, head_dim] for each place within a group. Within a page, one
-    head's tokens lie together, so that a decode program reads page_size * head_dim contiguous elements.
+    head's tokens lie together, so that a decode program reads page_size * head_dim contiguous elements. With dtype
+    float8_e4m3fn there are factors beside it, [2, pages, kv_heads, page_size] float32: see `kernels.cache_scales`.
     """
 
     def __init__(
@@ -67,7 +70,9 @@ class PagedCache:
     ) -> None:
         shape = (2, num_pages, num_kv_heads, page_size, head_dim)
         where = {number: devices[layer] for layer, (_, number) in enumerate(layout.places)}
-        self.pool = [torch.empty(shape, dtype=dtype, device=where[number]) for number in range(layout.size)]
+        places = [where[number] for number in range(layout.size)]
+        self.pool = [torch.empty(shape, dtype=dtype, device=device) for device in places]
+        self.factors = [torch.empty(shape[:-1], device=device) for device in places] if dtype == FP8 else []
         self.layout = layout
         self.num_pages = num_pages
         self.page_size = page_size
@@ -75,7 +80,12 @@ class PagedCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the pool."""
-        return sum(tensor.nbytes for tensor in self.pool)
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that pages consist of: page p is [:, p] of each."""
+        return [*self.pool, *self.factors]
 
     def group(self, layer: int) -> int:
         """The group that a layer is in."""
@@ -89,7 +99,12 @@ class PagedCache:
         """[pages, kv_heads, page_size, head_dim]."""
         return self.pool[self.layout.places[layer][1]][1]
 
+    def scales(self, layer: int) -> CacheScales | None:
+        """Factors of an fp8 cache's numbers."""
+        return CacheScales(*self.factors[self.layout.places[layer][1]]) if self.factors else None
+
     @staticmethod
     def page_bytes(num_layers: int, num_kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> int:
         """Bytes of one page of a pool for groups of so many layers."""
-        return num_layers * 2 * num_kv_heads * page_size * head_dim * dtype.itemsize
+        head = head_dim * dtype.itemsize + (torch.float32.itemsize if dtype == FP8 else 0)
+        return num_layers * 2 * num_kv_heads * page_size * head

@@ -43,6 +43,7 @@ class GatedMLP(KernelModule):
     def __init__(self, hidden_size: int, intermediate_size: int, hidden_act: str, bias: bool = False) -> None:
         super().__init__()
         self.activation = activation_name(hidden_act)
+        self.intermediate_size = intermediate_size
         self._make_input(hidden_size, intermediate_size, bias)
         self._make_output(hidden_size, intermediate_size, bias)
 

@@ -16,7 +16,7 @@ THEIRS = {f.name: f.default for f in dataclasses.fields(transformers.ContinuousB
 
 def test_fields_and_defaults_are_transformers() -> None:
     assert {name: OURS[name] for name in THEIRS} == THEIRS
-    assert OURS.keys() - THEIRS.keys() == {"page_size"}
+    assert OURS.keys() - THEIRS.keys() == {"page_size", "kv_cache_dtype"}
 
 
 @pytest.mark.parametrize(("name", "value"), [
@@ -26,7 +26,7 @@ def test_fields_and_defaults_are_transformers() -> None:
     ("use_cuda_graph", (True,)), ("use_cuda_graph", (True, False)), ("return_logprobs", None), ("seed", 1.0),
     ("max_queue_size", -1), ("max_queue_size", None), ("per_request_processors", 2),
     ("drop_unsupported_processors", "no"),
-    ("page_size", 2),
+    ("page_size", 2), ("kv_cache_dtype", "fp8_e5m2"), ("kv_cache_dtype", None),
 ])  # fmt: skip
 def test_a_bad_value_names_itself(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
@@ -49,7 +49,7 @@ def test_what_has_no_use_here_is_refused_with_the_reason(name: str, value: objec
     ("cpu_offload_space", 0), ("cpu_offload_space", 0.5), ("cpu_offload_space_safety_threshold", 0.5),
     ("cpu_group_timeout", 300), ("use_default_compile_configs", False),
     ("max_memory_percent", 1), ("safety_margin", 0), ("use_cuda_graph", (False, False)), ("seed", -3),
-    ("per_request_processors", True), ("drop_unsupported_processors", False),
+    ("kv_cache_dtype", "fp8"), ("per_request_processors", True), ("drop_unsupported_processors", False),
 ])  # fmt: skip
 def test_the_rest_is_taken(name: str, value: object) -> None:
     assert getattr(ContinuousBatchingConfig(**{name: value}), name) == value

@@ -152,3 +152,26 @@ def test_log_probabilities_are_those_of_the_forward_pass(exact: PreTrainedModel)
         chosen = rows.gather(1, torch.tensor(request.generated)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(request.token_logprobs), chosen, rtol=1e-4, atol=1e-4)
         assert [[t for t, _ in best] for best in request.top_logprobs] == rows.topk(5 * i).indices.tolist()
+
+
+def test_an_fp8_cache_runs_in_graphs_without_waiting(model: PreTrainedModel) -> None:
+    """With pages of 64 tokens that fill, and prompts that are cut."""
+
+    def work() -> list[Request]:
+        prompts = [[3 + (7 * i + j) % 120 for j in range(90 + 30 * i)] for i in range(3)]
+        return [Request(prompt=prompt, max_new_tokens=60, logprobs=0) for prompt in prompts]
+
+    plain, engine, runs = Engine(model), Engine(model, kv_cache_dtype="fp8", max_batch_tokens=128), []
+    for used in (plain, engine, engine, engine):
+        runs.append(work())
+        used.run(runs[-1])
+    again = work()
+    with no_hidden_sync():
+        engine.run(again)
+    assert [r.generated for r in again] == [r.generated for r in runs[-1]]
+    assert engine.runner is not None and engine.runner.captures and plain.runner is not None
+    assert engine.runner.cache_bytes / engine.runner.capacity.pages == 68 / 128 * (
+        plain.runner.cache_bytes / plain.runner.capacity.pages
+    )
+    first = [[r.token_logprobs[0] for r in requests] for requests in (runs[0], again)]
+    assert all(abs(a - b) < 1 for a, b in zip(*first)) and first[0] != first[1]

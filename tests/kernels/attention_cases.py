@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cuformers.kernels.attention_plan import AttentionPlan
 from cuformers.kernels.attention_plan.reference import attention_plan
+from cuformers.kernels.cache_scales import CacheScales, dequantized, quantized
 from cuformers.kernels.norm_args import Norm
 
 from .judge import Call, Case, randn
@@ -76,6 +77,7 @@ class AttentionShape:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    fp8: bool = False
 
 
 ATTENTIONS = (
@@ -84,6 +86,10 @@ ATTENTIONS = (
     AttentionShape((1, 16, 17), 4, 2, 80, page=64, softcap=20.0),
     AttentionShape((100, 7), 3, 3, 96, page=32, window=20),
     AttentionShape((150,), 2, 2, 256, page=128, window=50, sinks=True),
+    AttentionShape((70, 0, 33), 4, 2, 64, fp8=True),
+    AttentionShape((200,), 2, 1, 128, sinks=True, fp8=True),
+    AttentionShape((1, 16, 17), 4, 2, 80, page=64, softcap=20.0, fp8=True),
+    AttentionShape((100, 7), 3, 3, 18, page=32, window=20, fp8=True),
 )
 
 
@@ -93,7 +99,8 @@ def attentions(shapes: tuple[AttentionShape, ...] = ATTENTIONS) -> list[Case]:
     for s in shapes:
         for planned in (False, True):
             lengths = "-".join(map(str, s.lengths))
-            name = f"{lengths}-{s.heads}h{s.kv_heads}-d{s.dim}p{s.page}{'-planned' if planned else ''}"
+            name = f"{lengths}-{s.heads}h{s.kv_heads}-d{s.dim}p{s.page}{'-fp8' if s.fp8 else ''}"
+            name += "-planned" if planned else ""
             make = lambda dtype, device, s=s, planned=planned: attend(s, planned, dtype, device)  # noqa: E731
             cases.append(Case("paged_attention", name, make))
     return cases
@@ -113,7 +120,23 @@ def attend(s: AttentionShape, planned: bool, dtype: torch.dtype, device: torch.d
     q = randn(len(s.lengths), s.heads, s.dim, dtype=dtype, device=device)
     lengths = torch.tensor(s.lengths, dtype=torch.int32, device=device)
     kwargs["plan"] = fine_plan(lengths, s) if planned else None
-    return Call((q, *pool.to(device, dtype), tables.to(device), lengths), kwargs)
+    pool, more = stored(pool, s.fp8, dtype, device)
+    return Call((q, *pool, tables.to(device), lengths), kwargs | more)
+
+
+def stored(pool: Tensor, fp8: bool, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, dict[str, Any]]:
+    """Keys and values [2, ..., D] as a cache holds them, and what a call is told of that; NaN has a factor of NaN."""
+    if not fp8:
+        return pool.to(device, dtype), {}
+    data, scale = quantized(pool.to(device))
+    return data, {"scales": CacheScales(*scale)}
+
+
+def lifted(call: Call) -> tuple[Tensor, Tensor]:
+    """A call's keys and values as plain numbers."""
+    factors = call.kwargs.get("scales") or (None, None)
+    k, v = (dequantized(cache, scale) for cache, scale in zip(call.args[1:3], factors))
+    return k, v
 
 
 @dataclass(frozen=True)

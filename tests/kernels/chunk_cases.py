@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .attention_cases import stored
 from .judge import Call, Case, randn
 
 
@@ -23,10 +24,12 @@ class ChunkShape:
     softcap: float | None = None
     sinks: bool = False
     padding: int = 0
+    fp8: bool = False
 
     def __str__(self) -> str:
         chunks = "-".join(f"{count}of{length}" for count, length in self.chunks[:4])
         more = f"w{self.window}" if self.window else ""
+        more += "-fp8" if self.fp8 else ""
         return f"{chunks}x{len(self.chunks)}-{self.heads}h{self.kv_heads}-d{self.dim}p{self.page}{more}"
 
 
@@ -39,6 +42,9 @@ CHUNKS = (
     ChunkShape(((35, 70), (9, 9)), 2, 1, 256, page=256, window=33, sinks=True, padding=1),
     ChunkShape(((4, 40), (3, 3)), 40, 1, 64, sinks=True),
     ChunkShape(((0, 0), (0, 5)), 2, 1, 64, sinks=True, padding=7),
+    ChunkShape(((70, 70), (0, 0), (33, 50)), 4, 2, 64, padding=3, fp8=True),
+    ChunkShape(((40, 61), (17, 17)), 6, 2, 80, page=64, softcap=20.0, fp8=True),
+    ChunkShape(((5, 90), (30, 47)), 8, 1, 64, window=20, sinks=True, fp8=True),
 )
 
 
@@ -59,7 +65,8 @@ def chunk(s: ChunkShape, dtype: torch.dtype, device: torch.device) -> Call:
     kwargs: dict[str, Any] = {"scale": s.dim**-0.5, "window": s.window, "softcap": s.softcap}
     kwargs["sinks"] = torch.randn(s.heads).to(device, dtype) if s.sinks else None
     integers = (x.to(device) for x in (tables, bounds, rows, lengths))
-    return Call((q, *pool.to(device, dtype), *integers), kwargs)
+    pool, more = stored(pool, s.fp8, dtype, device)
+    return Call((q, *pool, *integers), kwargs | more)
 
 
 def _filled_pool(s: ChunkShape, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from .attention_cases import DecodeShape, RopeShape
 from .cases import all_cases, check_sampling
+from .fp8_cases import DECODES, WRITES, check_decode, check_write
 from .judge import Case, check
 from .logprobs_cases import check_logprobs
 from .penalty_cases import check_penalties
@@ -48,6 +50,18 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", all_cases(), ids=str)
 def test_matches_the_reference(case: Case, dtype: torch.dtype) -> None:
     check(case, dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", WRITES, ids=str)
+def test_tokens_are_written_in_fp8(shape: RopeShape, dtype: torch.dtype) -> None:
+    check_write(shape, dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", DECODES, ids=str)
+def test_decoding_reads_the_fp8_key_that_it_has_written(shape: DecodeShape, dtype: torch.dtype) -> None:
+    check_decode(shape, dtype, CPU)
 
 
 @pytest.mark.parametrize(

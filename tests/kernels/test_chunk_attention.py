@@ -8,7 +8,7 @@ from cuformers.kernels.chunk_attention import reference
 from cuformers.kernels.chunk_attention.triton import config
 from cuformers.kernels.table import reference as references
 
-from .attention_cases import AttentionShape, attend
+from .attention_cases import AttentionShape, attend, lifted
 from .chunk_cases import CHUNKS, ChunkShape, chunk
 from .judge import Call, error
 
@@ -17,7 +17,8 @@ CPU = torch.device("cpu")
 
 def dense(call: Call, s: ChunkShape) -> Tensor:
     """One head of one query at a time, over just the keys it sees."""
-    q, k_cache, v_cache, tables, bounds, rows, _ = call.args
+    q, _, _, tables, bounds, rows, _ = call.args
+    k_cache, v_cache = lifted(call)
     out = torch.zeros_like(q)
     for n, (count, length) in enumerate(s.chunks):
         for i in range(count):

@@ -25,6 +25,7 @@ TYPES = {
 }
 POINTERS = {f"{name}_ptr": f"*{dtype}" for dtype, names in TYPES.items() for name in names.split()}
 POINTERS |= dict.fromkeys(("sampled", "tokens", "eos", "values", "box", "turn"), "*i64")
+POINTERS |= dict.fromkeys(("k_scales_ptr", "v_scales_ptr"), "*fp32")
 POINTERS |= {"above_ptr": "*i32", "ranks_ptr": "*i32", "bests_ptr": "*fp32", "chosen_ptr": "*fp32"}
 POINTERS |= {f"{name}_ptr": "*i32" for name in ("history", "prompts", "least")}
 POINTERS |= {f"{name}_ptr": "*fp32" for name in ("repetition", "frequency", "presence", "bias", "scores")}
@@ -46,6 +47,11 @@ class Build:
     constants: dict[str, Any]
     num_warps: int = 4
 
+    @property
+    def fp8(self) -> bool:
+        """Whether it reads or writes an fp8 cache, for which GPUs have instructions from 8.9 on."""
+        return bool(self.constants.get("SCALED")) or self.kernel.endswith("fp8_attention_kernel")
+
     def __str__(self) -> str:
         return self.kernel.rsplit(".", 1)[1] + "-" + "-".join(str(v) for v in self.constants.values())
 
@@ -53,7 +59,13 @@ class Build:
 FMA = {"BLOCK_N": 4, "BLOCK_K": 1024, "CHUNKS": 1, "COPIES": 1, "K": 1024, "BIAS": False}
 MMA = {"K": 1024, "WARPS": 4, "AHEAD": 2, "BIAS": True}
 ATTENTION = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 16, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False}
-CHUNK = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 128, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False}
+FP8 = {"HKV": 8, "D": 64, "BLOCK_D": 64, "PAGE": 64, "BLOCK_M": 16, "BLOCK_S": 64, "STAGES": 3, "EMULATED": False} | {
+    "SOFTCAP": False,
+    "SINKS": False,
+}
+CHUNK = {"HKV": 8, "D": 128, "BLOCK_D": 128, "BLOCK_M": 128, "BLOCK_S": 64, "STAGES": 3, "UPCAST": False} | {
+    "SCALED": False
+}
 PLAN_SIZES = {"BLOCK": 64, "BLOCK_N": 256, "BLOCK_I": 64}
 PRODUCT = {"BLOCK_K": 64, "GROUP": 8, "TMA": True, "UPCAST": False, "BIAS": True, "RESIDUAL": False} | {
     "SPLITS": 1,
@@ -98,7 +110,13 @@ BUILDS = [
     Build(
         "rope_cache.triton._rope_cache_kernel",
         {"D": 80, "HALF": 16, "BLOCK_HALF": 16, "BLOCK_REST": 64, "PAGE": 16, "HEADS": 8, "NORM": "qk", "ROTATE": True}
-        | {"CACHE": True},
+        | {"CACHE": True, "SCALED": False, "EMULATED": False},
+    ),
+    Build(
+        "rope_cache.triton._rope_cache_kernel",
+        {"D": 128, "HALF": 64, "BLOCK_HALF": 64, "BLOCK_REST": 1, "PAGE": 64, "HEADS": 1, "NORM": "none"}
+        | {"ROTATE": True, "CACHE": True, "SCALED": True, "EMULATED": False},
+        1,
     ),
     Build("attention_plan.triton.plan_kernel", PLAN_SIZES | {"WINDOW": True}, 1),
     Build(
@@ -113,6 +131,12 @@ BUILDS = [
         "paged_attention.kernel.attention_kernel",
         ATTENTION | {"G": 4, "PAGE": 16, "EARLY": True, "SOFTCAP": True, "SINKS": True},
     ),
+    Build("paged_attention.fp8_kernel.fp8_attention_kernel", FP8 | {"G": 2, "EARLY": True}),
+    Build("paged_attention.fp8_kernel.fp8_attention_kernel", FP8 | {"G": 4, "EARLY": False}, 2),
+    Build(
+        "paged_attention.fp8_kernel.fp8_attention_kernel",
+        FP8 | {"G": 4, "PAGE": 16, "EARLY": True, "SOFTCAP": True, "SINKS": True},
+    ),
     Build(
         "paged_attention.merge_kernel.merge_kernel",
         {"HQ": 16, "D": 80, "BLOCK_D": 128, "BLOCK_P": 32, "SINKS": True},
@@ -120,6 +144,16 @@ BUILDS = [
     Build(
         "chunk_attention.kernel.chunk_kernel",
         CHUNK | {"G": 2, "PAGE": 64, "WINDOW": False, "SOFTCAP": False, "SINKS": False},
+        8,
+    ),
+    Build(
+        "chunk_attention.kernel.chunk_kernel",
+        CHUNK | {"G": 2, "PAGE": 64, "WINDOW": False, "SOFTCAP": False, "SINKS": False, "SCALED": True},
+        8,
+    ),
+    Build(
+        "chunk_attention.kernel.chunk_kernel",
+        CHUNK | {"G": 3, "PAGE": 16, "WINDOW": True, "SOFTCAP": True, "SINKS": True, "SCALED": True},
         8,
     ),
     Build(
@@ -176,6 +210,10 @@ def compiled(build: Build, capability: int) -> tuple[str, str]:
     if constants.get("TMA"):
         for operand, block in (("x", "BLOCK_M"), ("w", "BLOCK_N"), ("w2", "BLOCK_N")):
             signature[f"{operand}_ptr"] = f"tensordesc<bf16[{constants[block]},{constants['BLOCK_K']}]>"
+    if constants.get("SCALED"):
+        signature |= {n: "*fp8e4nv" for n in ("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr") if n in signature}
+    if name == "fp8_attention_kernel":
+        signature |= {"k_ptr": "*i16", "v_ptr": "*i16"}
     if name == "pick_kernel":
         signature["out_ptr"] = "*i64"
     aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t[0] == "*" or t == "i32"}
@@ -194,7 +232,7 @@ def _worker(job: tuple[Build, int]) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def results() -> Iterator[dict[tuple[str, int], Any]]:
     """All builds, made by two processes."""
-    jobs = [(build, capability) for capability in CAPABILITIES for build in BUILDS]
+    jobs = [(build, capability) for capability in CAPABILITIES for build in BUILDS if capability > 80 or not build.fp8]
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
         futures = {(str(build), capability): pool.submit(_worker, (build, capability)) for build, capability in jobs}
         yield futures
@@ -203,6 +241,10 @@ def results() -> Iterator[dict[tuple[str, int], Any]]:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("build", BUILDS, ids=str)
 def test_compiles(build: Build, capability: int, results: dict[tuple[str, int], Any]) -> None:
+    if build.fp8 and capability == 80:
+        with pytest.raises(Exception, match=r"fp8e4nv not supported|ptxas"):
+            compiled(build, capability)
+        return
     ptx, shared = results[str(build), capability].result()
     assert int(shared) <= SHARED
     waits = ptx.count("griddepcontrol.wait")

@@ -11,6 +11,7 @@ from cuformers.kernels.norm_args import Norm
 from .attention_cases import AttentionShape, DecodeShape, RopeShape, attend, attentions, decode, decodes, ropes
 from .cases import all_cases, check_sampling, invariants, layer_norms, linears, norms
 from .chunk_cases import ChunkShape, chunk, chunks
+from .fp8_cases import DECODES, WRITES, check_decode, check_write, fp8_decode
 from .invariance import Operands, check_cuts, check_numbers_of_rows
 from .judge import Call, Case, check, error, triton_kernels
 from .logprobs_cases import check_logprobs
@@ -38,6 +39,12 @@ REAL = [
             AttentionShape((500, 700), 8, 4, 256, window=300, softcap=50.0),
             AttentionShape((900,), 32, 32, 96),
             AttentionShape((400, 3), 71, 1, 64),
+            AttentionShape((129,), 16, 8, 128, page=64, fp8=True),
+            AttentionShape((8192, 1, 777, 0), 16, 8, 128, page=64, fp8=True),
+            AttentionShape((1000,) * 40, 32, 8, 128, page=64, fp8=True),
+            AttentionShape((3000, 50), 64, 8, 64, window=128, sinks=True, fp8=True),
+            AttentionShape((500, 700), 8, 4, 256, page=64, window=300, softcap=50.0, fp8=True),
+            AttentionShape((900,), 32, 32, 96, page=64, fp8=True),
         )
     ),
     *decodes(
@@ -68,6 +75,10 @@ REAL = [
             ChunkShape(((400, 1000),), 32, 32, 96, page=128),
             ChunkShape(((300, 600), (5, 9)), 32, 8, 80, page=16),
             ChunkShape(((120, 120),), 71, 1, 64, page=32),
+            ChunkShape(((1500, 1500), (700, 3000), (1, 900)), 16, 8, 128, page=64, padding=100, fp8=True),
+            ChunkShape(((16, 4000), (3, 5000), (0, 0)), 16, 8, 128, page=64, fp8=True),
+            ChunkShape(((900, 2500),), 64, 8, 64, page=64, window=128, sinks=True, fp8=True),
+            ChunkShape(((500, 900), (300, 300)), 8, 4, 256, page=64, window=300, softcap=50.0, fp8=True),
         )
     ),
 ]
@@ -77,6 +88,62 @@ REAL = [
 @pytest.mark.parametrize("case", [*all_cases(), *REAL], ids=str)
 def test_matches_the_reference(case: Case, dtype: torch.dtype) -> None:
     check(case, dtype, GPU)
+
+
+BIG_WRITES = (RopeShape(1, 16, 8, 128, 128, "qk"), RopeShape(300, 32, 8, 128, 128, "qk"), RopeShape(5, 32, 2, 80, 32))
+BIG_DECODES = (
+    DecodeShape(AttentionShape((129,), 16, 8, 128, page=64), 128, norm=True),
+    DecodeShape(AttentionShape((8192, 1, 777, 0), 16, 8, 128, page=64), 128, norm=True),
+    DecodeShape(AttentionShape((1000,) * 40, 32, 8, 128, page=64), 128),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [*WRITES, *BIG_WRITES], ids=str)
+def test_tokens_are_written_in_fp8(shape: RopeShape, dtype: torch.dtype) -> None:
+    check_write(shape, dtype, GPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [*DECODES, *BIG_DECODES], ids=str)
+def test_decoding_reads_the_fp8_key_that_it_has_written(shape: DecodeShape, dtype: torch.dtype) -> None:
+    check_decode(shape, dtype, GPU)
+
+
+@pytest.mark.parametrize("T", [1, 3, 40])
+def test_a_chain_over_fp8_caches_in_a_graph_gives_the_eager_result_every_time(T: int) -> None:
+    """Each layer's newest key and factor are NaN until the layer has written them."""
+    from cuformers.kernels.attention_plan.triton import attention_plan
+    from cuformers.kernels.decode_attention.triton import decode_attention
+
+    torch.manual_seed(0)
+    layers = [
+        fp8_decode(DecodeShape(AttentionShape((333,) * T, 16, 8, 128, page=64), 128), torch.bfloat16, GPU)
+        for _ in range(12)
+    ]
+    x = layers[0]["qkv"]
+
+    def run() -> torch.Tensor:
+        plan, h = attention_plan(layers[0]["lengths"], num_kv_heads=8), x * 1
+        for layer in layers:
+            out = decode_attention(**(layer | {"qkv": h * 1, "plan": plan})).flatten(1)
+            h = torch.cat((out, h[:, out.shape[1] :]), dim=1)
+        return h
+
+    expected = run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    assert expected.isfinite().all()
+    for _ in range(30):
+        for layer in layers:
+            page, offset = layer["slots"].long() // 64, layer["slots"].long() % 64
+            for tensor in (layer["k_cache"], layer["v_cache"], *layer["scales"]):
+                tensor[page, :, offset] = torch.nan
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -6,7 +6,7 @@ import torch
 from cuformers.kernels.paged_attention.reference import paged_attention
 from cuformers.kernels.paged_attention.triton import config
 
-from .attention_cases import ATTENTIONS, AttentionShape, attend
+from .attention_cases import ATTENTIONS, AttentionShape, attend, lifted
 from .judge import error
 
 CPU = torch.device("cpu")
@@ -14,7 +14,8 @@ CPU = torch.device("cpu")
 
 def dense(call, s: AttentionShape) -> torch.Tensor:
     """One head of one sequence at a time, over just the keys it sees."""
-    q, k_cache, v_cache, tables, lengths = call.args
+    q, _, _, tables, lengths = call.args
+    k_cache, v_cache = lifted(call)
     out = torch.zeros_like(q)
     for n, length in enumerate(lengths.tolist()):
         seen = range(0 if s.window is None else max(0, length - s.window), length)

@@ -222,6 +222,7 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, get: Callable[..., Any]) -> list[tup
     """A stand-in for the package `kernels`; the calls that it gets."""
     calls: list[tuple[str, dict]] = []
     module = ModuleType("kernels")
+    module.__version__ = "0.17.2"  # type: ignore[attr-defined]
 
     def get_kernel(repo: str, **options: Any) -> Any:
         calls.append((repo, options))
@@ -311,7 +312,7 @@ def test_a_hub_function_with_transformers_signature(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_kernels_a_reference_says_what_to_install() -> None:
-    with pytest.raises(ValueError, match=r"kernels does not import .*'cuformers\[kernels\]'.*Possible here"):
+    with pytest.raises(ValueError, match=r"need the package kernels .*'cuformers\[kernels\]'.*Possible here"):
         choose_backend("kernels-community/flash-attn2", problem())
 
 

@@ -9,12 +9,14 @@ import torch
 from cuformers.base.errors import OutOfDeviceMemory, bad_argument
 from cuformers.cuda import memory
 from cuformers.cuda.memory import human
+from cuformers.engine.cache_dtype import wants_fp8
 from cuformers.engine.capacity import MAX_ROWS, MIN_LENGTH, PAGE_SIZE, Capacity, power_of_two
 from cuformers.engine.engine import Engine
 from cuformers.engine.planner import WATERMARK
 from cuformers.engine.request import Request, Sampling
 from cuformers.engine.stats import Stats
 from cuformers.generation.batching_config import ContinuousBatchingConfig
+from cuformers.kernels.cache_scales import FP8
 from cuformers.nn.cache import PagedCache, layout
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class SizedEngine:
             prefix_cache=config.allow_block_sharing,
             watermark=WATERMARK if config.safety_margin is None else config.safety_margin,
             host_bytes=host_bytes(config),
+            kv_cache_dtype=config.kv_cache_dtype,
         )
         if config.use_async_batching is False:
             self.engine.lag = 0
@@ -222,7 +225,8 @@ def capacity_for(
     Raises:
         OutOfDeviceMemory: the cache that was asked for does not fit, or none does.
     """
-    specs, dtype = model.model.attention_specs, model.lm_head.weight.dtype
+    specs = model.model.attention_specs
+    dtype = FP8 if wants_fp8(config.kv_cache_dtype, [model]) else model.lm_head.weight.dtype
     groups = layout([spec.window for spec in specs], apart=len(set(model.model.layer_devices)) == 1)
     rows = config.max_requests_per_batch or MAX_ROWS
     longest = max(MIN_LENGTH, power_of_two(model.config.max_position_embeddings or NO_LIMIT))

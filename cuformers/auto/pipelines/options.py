@@ -9,6 +9,7 @@ from cuformers.generation.config import GenerationConfig
 
 GENERATE_ARGUMENTS = (
     "generation_config", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "streamer", "tokenizer",
+    "kv_cache_dtype",
 )  # fmt: skip
 """Arguments of `generate` that are no options of GenerationConfig."""
 

@@ -39,7 +39,7 @@ def config(head_dim: int) -> HopperConfig:
 
 def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
     """Whether device, dtype and shapes are ones that the kernel is made for."""
-    if q.dtype not in HALF or capability(q.device) != (9, 0) or interpreted():
+    if q.dtype not in HALF or k_cache.dtype != q.dtype or capability(q.device) != (9, 0) or interpreted():
         return False
     HKV, _, D = k_cache.shape[1:]
     rows_of_d = k_cache.stride(0) % D == 0 and v_cache.stride(0) % D == 0

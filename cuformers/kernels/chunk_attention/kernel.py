@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from cuformers.kernels.activation_triton import tanh
+from cuformers.kernels.cache_scales_triton import exponent, inverse, load_scales, normalized
 from cuformers.kernels.paged_attention.merge_kernel import LOG2E
 
 
@@ -80,19 +81,27 @@ def _load_tile(
 
 @triton.jit
 def _attend(
-    q, k, v, acc, m, l, own, start, window, scale, softcap,
-    BLOCK_S: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr, UPCAST: tl.constexpr,
+    q, k, v, k_scale, v_scale, acc, m, l, own, start, window, scale, softcap,
+    BLOCK_S: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr, MASK: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """One tile of the running softmax of queries at positions `own` [BLOCK_M].
 
-    `scale` carries log2(e) where there is no softcap.
+    `scale` carries log2(e) where there is no softcap. A value's factor joins the score, as in `paged_attention`.
     """
+    if SCALED:
+        k, v = k.to(q.dtype), v.to(q.dtype)
     if UPCAST:
         q, k, v = q.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
     s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if SCALED:
+        s *= k_scale[None, :]
     if SOFTCAP:
         s = tanh(s * (scale / softcap))
         scale = softcap * LOG2E
+    if SCALED:
+        s = s * scale + exponent(v_scale)[None, :]
+        scale = 1.0
     if MASK:
         position = start + tl.arange(0, BLOCK_S)
         seen = position[None, :] <= own[:, None]
@@ -105,34 +114,41 @@ def _attend(
     p = tl.exp2(s * scale - safe[:, None])
     fade = tl.exp2(m - safe)
     acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
-    return acc, top, l * fade + tl.sum(p, axis=1)
+    return acc, top, l * fade + tl.sum(p * inverse(v_scale)[None, :] if SCALED else p, axis=1)
 
 
 @triton.jit
 def _attend_range(
-    q, acc, m, l, own, k_ptr, v_ptr, table_ptr, k_page_stride, v_page_stride, begin, stop, low, end,
-    window, scale, softcap,
+    q, acc, m, l, own, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, table_ptr, k_page_stride, v_page_stride,
+    scales_page_stride, begin, stop, low, end, window, scale, softcap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr, UPCAST: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr, MASK: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """The tiles that start in [begin, stop)."""
     for start in tl.range(begin, stop, BLOCK_S, num_stages=STAGES):
         page = _tile_pages(table_ptr, start, low, end, PAGE, BLOCK_S, MASK)
         k = _load_tile(k_ptr, page, k_page_stride, start, low, end, D, BLOCK_D, PAGE, BLOCK_S, MASK)
         v = _load_tile(v_ptr, page, v_page_stride, start, low, end, D, BLOCK_D, PAGE, BLOCK_S, MASK)
+        if SCALED:
+            k_scale, v_scale = load_scales(
+                k_scales_ptr, v_scales_ptr, page, scales_page_stride, start, low, end, PAGE, BLOCK_S
+            )
+        else:
+            k_scale, v_scale = 1.0, 1.0
         acc, m, l = _attend(
-            q, k, v, acc, m, l, own, start, window, scale, softcap, BLOCK_S, WINDOW, SOFTCAP, MASK, UPCAST
+            q, k, v, k_scale, v_scale, acc, m, l, own, start, window, scale, softcap,
+            BLOCK_S, WINDOW, SOFTCAP, SCALED, MASK, UPCAST,
         )  # fmt: skip
     return acc, m, l
 
 
 @triton.jit(do_not_specialize=["T", "N", "window", "table_stride"])
 def chunk_kernel(
-    q_ptr, k_ptr, v_ptr, tables_ptr, bounds_ptr, rows_ptr, lengths_ptr, sinks_ptr, out_ptr,
-    T, N, q_stride, table_stride, k_page_stride, v_page_stride, scale, softcap, window,
+    q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, tables_ptr, bounds_ptr, rows_ptr, lengths_ptr, sinks_ptr, out_ptr,
+    T, N, q_stride, table_stride, k_page_stride, v_page_stride, scales_page_stride, scale, softcap, window,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    SINKS: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
+    SINKS: tl.constexpr, SCALED: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid [tiles * HKV]. The last tiles start first: late in a sequence they are long, the short ones fill gaps."""
     if PDL:
@@ -157,28 +173,37 @@ def chunk_kernel(
     mask = there[:, None] if BLOCK_D == D else there[:, None] & (d < D)[None, :]
     at = (token + r // G).to(tl.int64)
     q = tl.load(q_ptr + (at * q_stride + (head * G + r % G) * D)[:, None] + d[None, :], mask=mask, other=0.0)
+    if SCALED:
+        q, _, size = normalized(q, q, UPCAST)
+        scale *= size
     first = length - chunk_end + token
     last = tl.minimum(first + BLOCK_Q, length) - 1
     low, start, full, full_end, end = _visible(first, last, length, window, BLOCK_S, WINDOW)
     own = first + r // G
     k_ptr += head * PAGE * D
     v_ptr += head * PAGE * D
+    if SCALED:
+        k_scales_ptr += head * PAGE
+        v_scales_ptr += head * PAGE
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     if WINDOW:
         acc, m, l = _attend_range(
-            q, acc, m, l, own, k_ptr, v_ptr, table_ptr, k_page_stride, v_page_stride, start, full, low, end, window,
-            scale, softcap, D, BLOCK_D, PAGE, BLOCK_S, STAGES, WINDOW, SOFTCAP, True, UPCAST,
+            q, acc, m, l, own, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, table_ptr, k_page_stride, v_page_stride,
+            scales_page_stride, start, full, low, end, window, scale, softcap,
+            D, BLOCK_D, PAGE, BLOCK_S, STAGES, WINDOW, SOFTCAP, SCALED, True, UPCAST,
         )  # fmt: skip
     acc, m, l = _attend_range(
-        q, acc, m, l, own, k_ptr, v_ptr, table_ptr, k_page_stride, v_page_stride, full, full_end, low, end, window,
-        scale, softcap, D, BLOCK_D, PAGE, BLOCK_S, STAGES, WINDOW, SOFTCAP, False, UPCAST,
+        q, acc, m, l, own, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, table_ptr, k_page_stride, v_page_stride,
+        scales_page_stride, full, full_end, low, end, window, scale, softcap,
+        D, BLOCK_D, PAGE, BLOCK_S, STAGES, WINDOW, SOFTCAP, SCALED, False, UPCAST,
     )  # fmt: skip
     acc, m, l = _attend_range(
-        q, acc, m, l, own, k_ptr, v_ptr, table_ptr, k_page_stride, v_page_stride, full_end, end, low, end, window,
-        scale, softcap, D, BLOCK_D, PAGE, BLOCK_S, STAGES, WINDOW, SOFTCAP, True, UPCAST,
+        q, acc, m, l, own, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, table_ptr, k_page_stride, v_page_stride,
+        scales_page_stride, full_end, end, low, end, window, scale, softcap,
+        D, BLOCK_D, PAGE, BLOCK_S, STAGES, WINDOW, SOFTCAP, SCALED, True, UPCAST,
     )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks_ptr + head * G + r % G).to(tl.float32) * LOG2E

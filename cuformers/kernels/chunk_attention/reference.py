@@ -5,6 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from cuformers.kernels.cache_scales import CacheScales, dequantized
 from cuformers.kernels.precision import wide
 
 BLOCK = 256
@@ -24,6 +25,7 @@ def chunk_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """softmax(scale * q @ K.T) @ V for each query over the keys it sees, in float32. Reads the bounds on the host."""
     ends, outs = bounds.tolist(), []
@@ -31,7 +33,7 @@ def chunk_attention(
         if begin == end:
             continue
         pages = block_tables[row, : -(-length // k_cache.shape[2])].long()
-        k, v = (_gather(cache, pages)[:length] for cache in (k_cache, v_cache))
+        k, v = (_gather(*cache, pages)[:length] for cache in zip((k_cache, v_cache), scales or (None, None)))
         for at in range(begin, end, BLOCK):
             block = wide(q[at : min(at + BLOCK, end)])
             outs.append(_attend(block, k, v, length - end + at, scale, window, softcap, sinks))
@@ -39,9 +41,9 @@ def chunk_attention(
     return torch.cat([out.to(q.dtype) for out in outs] + [padding])
 
 
-def _gather(cache: Tensor, pages: Tensor) -> Tensor:
+def _gather(cache: Tensor, scale: Tensor | None, pages: Tensor) -> Tensor:
     """[P, Hkv, page, D] -> [pages * page, Hkv, D] float32."""
-    return wide(cache[pages].transpose(1, 2)).flatten(0, 1)
+    return dequantized(cache[pages], None if scale is None else scale[pages]).transpose(1, 2).flatten(0, 1)
 
 
 def _attend(

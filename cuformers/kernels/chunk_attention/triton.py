@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from cuformers.kernels.cache_scales import CacheScales
 from cuformers.kernels.chunk_attention import hopper
 from cuformers.kernels.chunk_attention.hopper import HopperConfig
 from cuformers.kernels.chunk_attention.kernel import chunk_kernel
@@ -57,10 +58,11 @@ def chunk_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    scales: CacheScales | None = None,
     cut: ChunkConfig | HopperConfig | None = None,
 ) -> Tensor:
     """See the package. `cut` overrides the rule, for tuning."""
-    q = readable(q.detach(), k_cache, v_cache)
+    q = readable(q.detach(), k_cache, v_cache, scales)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if len(q) == 0:
         return out
@@ -68,8 +70,11 @@ def chunk_attention(
     tables = (block_tables, bounds, rows, lengths)
     numbers = (float(scale if softcap is not None else scale * LOG2E), float(softcap or 0.0), window or 0)
     flags = {"WINDOW": window is not None, "SOFTCAP": softcap is not None, "SINKS": sinks is not None}
-    start = _launch if isinstance(cut, ChunkConfig) else hopper.launch
-    start(q, k_cache, v_cache, tables, q if sinks is None else sinks.detach(), out, numbers, flags, cut)
+    operands = (q, k_cache, v_cache, tables, q if sinks is None else sinks.detach(), out, numbers, flags)
+    if isinstance(cut, ChunkConfig):
+        _launch(*operands, scales, cut)
+    else:
+        hopper.launch(*operands, cut)
     return out
 
 
@@ -90,6 +95,7 @@ def _launch(
     out: Tensor,
     numbers: tuple[float, float, int],
     flags: dict[str, bool],
+    scales: CacheScales | None,
     cut: ChunkConfig,
 ) -> None:
     """Fills `out`. `tables`: block tables, bounds, rows, lengths; `numbers`: scale, softcap, window."""
@@ -97,9 +103,11 @@ def _launch(
     HKV, PAGE = k_cache.shape[1:3]
     N, G = tables[2].shape[0], num_heads // HKV
     tiles = T // (cut.block_m // G) + N + 1
+    factors = scales or CacheScales(q, q)  # not used without
     chunk_kernel[(tiles * HKV,)](
-        q, k_cache, v_cache, *tables, sinks, out,
-        T, N, q.stride(0), tables[0].stride(0), k_cache.stride(0), v_cache.stride(0), *numbers,
+        q, k_cache, v_cache, *factors, *tables, sinks, out,
+        T, N, q.stride(0), tables[0].stride(0), k_cache.stride(0), v_cache.stride(0), factors.keys.stride(0), *numbers,
         HKV=HKV, G=G, D=D, BLOCK_D=triton.next_power_of_2(D), PAGE=PAGE, BLOCK_M=cut.block_m, BLOCK_S=cut.block_s,
-        STAGES=cut.stages, UPCAST=interpreted(), num_warps=cut.num_warps, **flags, **pdl(q.device),
+        STAGES=cut.stages, SCALED=scales is not None, UPCAST=interpreted(), num_warps=cut.num_warps,
+        **flags, **pdl(q.device),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from cuformers.kernels.attention_plan import AttentionPlan
+from cuformers.kernels.cache_scales import CacheScales
 from cuformers.kernels.norm_args import Norm
 from cuformers.kernels.paged_attention.reference import paged_attention
 from cuformers.kernels.rope_cache.reference import rope_cache
@@ -26,6 +27,7 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    scales: CacheScales | None = None,
     plan: AttentionPlan | None = None,
     newest: int = 1,
 ) -> Tensor:
@@ -44,6 +46,7 @@ def decode_attention(
         k_cache=k_cache,
         v_cache=v_cache,
         slots=slots,
+        scales=scales,
     )
-    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "scales": scales}
     return paged_attention(q, k_cache, v_cache, block_tables, lengths, **options)

@@ -6,6 +6,7 @@ One launch for all of it was tried twice and was slower on an H200: docs/log.md,
 from torch import Tensor
 
 from cuformers.kernels.attention_plan import AttentionPlan
+from cuformers.kernels.cache_scales import CacheScales
 from cuformers.kernels.norm_args import Norm
 from cuformers.kernels.paged_attention.triton import AttentionConfig, paged_attention
 from cuformers.kernels.rope_cache.triton import rope_cache
@@ -29,6 +30,7 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    scales: CacheScales | None = None,
     plan: AttentionPlan | None = None,
     newest: int = 1,
     cut: AttentionConfig | None = None,
@@ -47,7 +49,8 @@ def decode_attention(
         k_cache=k_cache,
         v_cache=v_cache,
         slots=slots,
+        scales=scales,
     )
-    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "scales": scales}
     options |= {"plan": plan, "newest": newest, "cut": cut}
     return paged_attention(q, k_cache, v_cache, block_tables, lengths, **options)

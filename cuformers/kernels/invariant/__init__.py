@@ -42,12 +42,12 @@ def why_not(problem: Problem) -> str | None:
 
 def choose(op: Op, problem: Problem) -> Choice:
     """The op's batch-invariant implementation, the same in both modes."""
-    problem = replace(problem, mode="infer")
+    wanted, problem = problem.mode, replace(problem, mode="infer")
     if op.name not in REPLACED:
-        return op.choose(problem, "triton")
+        return replace(op.choose(problem, "triton"), mode=wanted)
     module, name, modes = REPLACED[op.name]
     own = Implementation(name="invariant", load=partial(_load, module, name), modes=modes, min_capability=(8, 0))
-    return Op(op.name, (own, op.implementations[-1])).choose(problem, "invariant")
+    return replace(Op(op.name, (own, op.implementations[-1])).choose(problem, "invariant"), mode=wanted)
 
 
 def _load(module: str, name: str) -> Callable:

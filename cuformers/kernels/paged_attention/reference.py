@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from cuformers.kernels.attention_plan import AttentionPlan
+from cuformers.kernels.cache_scales import CacheScales, dequantized
 from cuformers.kernels.precision import wide
 
 
@@ -18,6 +19,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    scales: CacheScales | None = None,
     plan: AttentionPlan | None = None,
     newest: int = 1,
 ) -> Tensor:
@@ -25,7 +27,7 @@ def paged_attention(
     del plan, newest
     if lengths.device.type == "cpu":  # a look at the lengths costs nothing here: pages that nobody has are left out
         block_tables = block_tables[:, : -(-max(int(lengths.max()), 1) // k_cache.shape[2])]
-    k, v = (_gather(cache, block_tables) for cache in (k_cache, v_cache))
+    k, v = (_gather(*cache, block_tables) for cache in zip((k_cache, v_cache), scales or (None, None)))
     position = torch.arange(k.shape[1], device=q.device)
     seen = position < lengths[:, None]
     if window is not None:
@@ -41,10 +43,11 @@ def paged_attention(
     return torch.where((lengths > 0)[:, None, None], out, 0.0).to(q.dtype)
 
 
-def _gather(cache: Tensor, block_tables: Tensor) -> Tensor:
+def _gather(cache: Tensor, scale: Tensor | None, block_tables: Tensor) -> Tensor:
     """[P, Hkv, page, D] -> [N, M * page, Hkv, D] float32; table entries past a sequence's pages may be anything."""
-    pages = cache[block_tables.long().clamp(0, cache.shape[0] - 1)]
-    return wide(pages.transpose(2, 3)).flatten(1, 2)
+    pages = block_tables.long().clamp(0, cache.shape[0] - 1)
+    keys = dequantized(cache[pages], None if scale is None else scale[pages])
+    return keys.transpose(2, 3).flatten(1, 2)
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

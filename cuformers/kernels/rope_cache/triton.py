@@ -5,7 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cuformers.kernels.launch import pdl
+from cuformers.kernels.cache_scales import FP8, CacheScales
+from cuformers.kernels.cache_scales_triton import head_scale, inverse, to_fp8
+from cuformers.kernels.launch import interpreted, pdl
 from cuformers.kernels.norm_args import Norm
 
 FEW_TOKENS = 32
@@ -34,9 +36,11 @@ def _norm_weight(q_ptr, k_ptr, offset, is_q, col, inside, NORM: tl.constexpr):
 @triton.jit
 def _rope_cache_kernel(
     qkv_ptr, cos_ptr, sin_ptr, rows_ptr, q_norm_ptr, k_norm_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
-    num_heads, num_kv_heads, eps_q, eps_k, offset_q, offset_k, k_page_stride, v_page_stride,
+    k_scales_ptr, v_scales_ptr,
+    num_heads, num_kv_heads, eps_q, eps_k, offset_q, offset_k, k_page_stride, v_page_stride, scales_page_stride,
     D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, PAGE: tl.constexpr,
-    HEADS: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr, CACHE: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr, CACHE: tl.constexpr, SCALED: tl.constexpr,
+    EMULATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program owns HEADS heads of one token. A head is cut in three: both halves of its pairs, and the rest."""
     if PDL:
@@ -96,6 +100,13 @@ def _rope_cache_kernel(
         kv_head = tl.where(is_v, head - num_heads - num_kv_heads, head - num_heads)
         within = (kv_head * PAGE + slot % PAGE) * D
         page = slot // PAGE
+        if SCALED:
+            a, b, c = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32)
+            scale = head_scale(a, b, c)
+            shrink = inverse(scale)[:, None]
+            a, b, c = to_fp8(a * shrink, EMULATED), to_fp8(b * shrink, EMULATED), to_fp8(c * shrink, EMULATED)
+            scales_ptr = tl.where(is_v, v_scales_ptr, k_scales_ptr) + page * scales_page_stride
+            tl.store(scales_ptr + kv_head * PAGE + slot % PAGE, scale, mask=kept)
         at = tl.where(is_v, v_cache_ptr + page * v_page_stride + within, k_cache_ptr + page * k_page_stride + within)
         at = at[:, None]
         tl.store(at + i[None, :], a, mask=kept[:, None] & in_half[None, :])
@@ -117,6 +128,7 @@ def rope_cache(
     k_cache: Tensor | None = None,
     v_cache: Tensor | None = None,
     slots: Tensor | None = None,
+    scales: CacheScales | None = None,
     per_program: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See the package. The results are views of qkv. `per_program` overrides how many heads a program takes: the order
@@ -125,7 +137,8 @@ def rope_cache(
     heads = qkv.unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
     if qkv.shape[0]:
         per_program = per_program or (1 if len(heads) <= FEW_TOKENS else MANY_HEADS)
-        _launch(heads, cos, sin, rows, num_heads, num_kv_heads, q_norm, k_norm, k_cache, v_cache, slots, per_program)
+        tables, norms, cache = (cos, sin, rows), (q_norm, k_norm), (k_cache, v_cache, slots, scales)
+        _launch(heads, *tables, num_heads, num_kv_heads, *norms, *cache, per_program)
     q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     return q, k, v
 
@@ -142,6 +155,7 @@ def _launch(
     k_cache: Tensor | None,
     v_cache: Tensor | None,
     slots: Tensor | None,
+    scales: CacheScales | None,
     per_program: int,
 ) -> None:
     tokens, total, D = heads.shape
@@ -153,19 +167,21 @@ def _launch(
     none = Norm(heads, 0.0, 0.0)
     qn, kn = q_norm or none, k_norm or none
     caches = (heads, heads, rows) if k_cache is None else (k_cache, v_cache, slots)
+    factors_of = scales or CacheScales(heads, heads)
     strides = (0, 0) if k_cache is None or v_cache is None else (k_cache.stride(0), v_cache.stride(0))
+    dtype = heads.dtype if scales is None else FP8
     for cache in (k_cache, v_cache):
         inner = cache is None or cache[0].is_contiguous()
-        assert inner and (cache is None or cache.dtype == heads.dtype), "pages are contiguous, in the model's dtype"
+        assert inner and (cache is None or cache.dtype == dtype), f"pages are contiguous, in {dtype}"
     for factors in (cos, sin):
         good = factors is None or (factors.dtype == torch.float32 and factors.is_contiguous())
         assert good, "rotary factors are contiguous float32"
     _rope_cache_kernel[(tokens, triton.cdiv(total, per_program))](
         heads, heads if cos is None else cos, heads if sin is None else sin, rows, qn.weight.detach(),
-        kn.weight.detach(), *caches, num_heads, num_kv_heads, float(qn.eps), float(kn.eps), float(qn.offset),
-        float(kn.offset), *strides,
+        kn.weight.detach(), *caches, *factors_of, num_heads, num_kv_heads, float(qn.eps), float(kn.eps),
+        float(qn.offset), float(kn.offset), *strides, factors_of.keys.stride(0),
         D=D, HALF=half, BLOCK_HALF=max(16, triton.next_power_of_2(half)),
         BLOCK_REST=triton.next_power_of_2(max(1, D - 2 * half)), PAGE=1 if k_cache is None else k_cache.shape[2],
         HEADS=per_program, NORM=norm, ROTATE=cos is not None, CACHE=k_cache is not None,
-        num_warps=1 if per_program == 1 else 4, **pdl(heads.device),
+        SCALED=scales is not None, EMULATED=interpreted(), num_warps=1 if per_program == 1 else 4, **pdl(heads.device),
     )  # fmt: skip

@@ -1,14 +1,17 @@
 """The attention block of a decoder layer: project, norm and rotate, attend, project back."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from cuformers.kernels.cache_scales import CacheScales
 from cuformers.kernels.norm_args import Norm
 from cuformers.nn.attention.backend import AttentionSpec
 from cuformers.nn.kernel_module import KernelModule
 from cuformers.nn.norm import RMSNorm
 from cuformers.nn.project import project
-from cuformers.nn.step import Chunks, Step
+from cuformers.nn.step import CacheView, Chunks, Step
 
 
 class Attention(KernelModule):
@@ -85,10 +88,11 @@ class Attention(KernelModule):
         if step.phase == "cached" and step.chunks is None:
             return self._decode(qkv, step)
         spec, view = self.spec, step.cache
-        cached: dict[str, Tensor] = {}
+        cached: dict[str, Any] = {}
         if view is not None:
             slots = view.slots[view.cache.group(spec.layer)]
             cached = {"k_cache": view.cache.keys(spec.layer), "v_cache": view.cache.values(spec.layer), "slots": slots}
+            cached |= self._scales(view)
         q, k, v = self.ops.rope_cache(
             qkv,
             *self._rope(step),
@@ -109,6 +113,11 @@ class Attention(KernelModule):
     def _norms(self) -> dict[str, Norm | None]:
         q_norm, k_norm = (self.q_norm.args, self.k_norm.args) if self.has_qk_norm else (None, None)
         return {"q_norm": q_norm, "k_norm": k_norm}
+
+    def _scales(self, view: CacheView) -> dict[str, CacheScales]:
+        """What ops are told of an fp8 cache; they have no such argument in a deterministic model, which has none."""
+        scales = view.cache.scales(self.spec.layer)
+        return {} if scales is None else {"scales": scales}
 
     def _decode(self, qkv: Tensor, step: Step) -> Tensor:
         """A step in which every row brings one token."""
@@ -131,6 +140,7 @@ class Attention(KernelModule):
             plan=step.plans.get(spec.window),
             newest=step.newest,
             **self._norms(),
+            **self._scales(view),
         )
 
     def _attend_chunks(self, q: Tensor, k: Tensor, v: Tensor, step: Step, chunks: Chunks) -> Tensor:
@@ -139,7 +149,8 @@ class Attention(KernelModule):
         assert view is not None, "a cached step has a cache"
         group = view.cache.group(spec.layer)
         caches = (view.cache.keys(spec.layer), view.cache.values(spec.layer), view.block_tables[group])
-        options = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap, "sinks": self.sinks}
+        options: dict[str, Any] = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap}
+        options |= {"sinks": self.sinks, **self._scales(view)}
         if chunks.fresh:
             assert step.backend is not None, "chunks that bring their keys along name an attention backend"
             first = step.backend.forward(q[:t], k[:t], v[:t], spec, step, self.sinks)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cuformers.base.log import notice
 from cuformers.cuda.device import capability
+from cuformers.kernels.hub import package as hub_package
 from cuformers.nn.attention import hub
 from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, lacks
 from cuformers.nn.attention.eager import EagerAttention
@@ -203,8 +204,7 @@ def _from_package(generation: Generation) -> Varlen | str:
 
 
 def _from_hub(generation: Generation, without: str) -> Varlen | str:
-    problem = hub.kernels_problem()
-    if problem is not None:
+    if hub_package.package_problem() is not None:
         return without
     try:
         function = hub.fetch(hub.HubReference(generation.repo))
@@ -216,7 +216,7 @@ def _from_hub(generation: Generation, without: str) -> Varlen | str:
 
 
 def _remedy(generation: Generation) -> str:
-    return f"install it with: {generation.pip}, or {hub.PIP} for a kernel from the hub"
+    return f"install it with: {generation.pip}, or {hub_package.REMEDY} for a kernel from the hub"
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -4,7 +4,9 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-PIP = "pip install 'cuformers[kernels]'"
+from cuformers.kernels.hub.package import kernels_package, package_problem
+from cuformers.kernels.hub.source import FAILURES, check_trust
+
 _REFERENCE = re.compile(r"([^/:@|\s]+/[^/:@|\s]+)(?:@([^/:@|\s]+))?(?::(\w+))?")
 VERSIONS = {"kernels-community/flash-attn2": 3, "kernels-community/flash-attn4": 0}
 """Version of a repository's interface; 1 for all others."""
@@ -34,15 +36,6 @@ def parse(name: str) -> HubReference | None:
     return HubReference(*match.groups()) if match else None
 
 
-def kernels_problem() -> str | None:
-    """Why the package `kernels` can't be used; None where it imports."""
-    try:
-        import kernels  # type: ignore[import-not-found] # noqa: F401
-    except ImportError as problem:
-        return f"the package kernels does not import ({problem}); {PIP}"
-    return None
-
-
 def fetch(reference: HubReference, *, allow_all_kernels: bool = False) -> Callable[..., Any]:
     """The function that a reference names, from the hub or its cache.
 
@@ -54,17 +47,16 @@ def fetch(reference: HubReference, *, allow_all_kernels: bool = False) -> Callab
         ValueError: `kernels` is missing, it refuses the repository or has no build for this machine, or the repository
             has no such function.
     """
-    problem = kernels_problem()
+    problem = package_problem()
     if problem is not None:
         raise ValueError(f"{reference.repo}: {problem}")
-    from kernels import get_kernel  # type: ignore[import-not-found]
-
+    check_trust(reference.repo, trusted=allow_all_kernels)
     which: dict[str, Any] = {"revision": reference.revision}
     if reference.revision is None:
         which = {"version": VERSIONS.get(reference.repo, 1)}
     try:
-        module = get_kernel(reference.repo, **which, trust_remote_code=allow_all_kernels)
-    except Exception as problem:  # no network, no build for this torch or GPU, not trusted, or its import failed
+        module = kernels_package().get_kernel(reference.repo, **which, trust_remote_code=allow_all_kernels)
+    except FAILURES as problem:  # no network, no build for this torch or GPU, not trusted, or its import failed
         raise ValueError(f"{reference.repo} can't be had: {type(problem).__name__}: {problem}") from problem
     function = getattr(module, reference.function or VARLEN, None)
     if not callable(function):
