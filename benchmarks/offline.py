@@ -64,11 +64,30 @@ def ours(rows: Rows, name: str, works: list[str], rates: Rates, repeats: int, *,
         model.engine.reserve([Request(prompt=p, max_new_tokens=n) for p, n in zip(work.prompts, work.new_tokens)])
         first = run(model, shortened(work, 32))
         run(model, shortened(work, 32))
-        add(rows, name, kind, who, model, work, min(run(model, work) for _ in range(repeats)), rates, first)
+        seconds = min(run(model, work) for _ in range(repeats))
+        add(rows, name, kind, who, model, work, seconds, rates, first, **memory_of(model))
+
+
+def memory_of(model: Any) -> dict[str, float]:
+    """GiB that graphs, activations and the table took beside weights and cache, and what the engine leaves for them."""
+    engine, device = model.engine, model.device
+    weights = sum(p.nbytes for p in {p.data_ptr(): p for p in model.parameters()}.values())
+    took = torch.cuda.memory_reserved(device) - weights - engine.runner.cache_bytes
+    left = engine.beside_cache(engine.runner.capacity)
+    return {"gib_beside_cache": round(took / 2**30, 2), "gib_left_for_it": round(left / 2**30, 2)}
 
 
 def add(
-    rows: Rows, name: str, kind: str, who: str, model: Any, work: Work, seconds: float, rates: Rates, first: float
+    rows: Rows,
+    name: str,
+    kind: str,
+    who: str,
+    model: Any,
+    work: Work,
+    seconds: float,
+    rates: Rates,
+    first: float,
+    **more: float,
 ) -> None:
     """One measurement."""
     new = sum(work.new_tokens)
@@ -76,7 +95,7 @@ def add(
         what="serve-offline", shape=name, work=kind, who=who, requests=len(work.prompts),
         prompt_tokens=sum(map(len, work.prompts)), new_tokens=new, seconds=round(seconds, 3),
         first_call_seconds=round(first, 2), tokens_per_second=round(new / seconds, 1),
-        fraction_of_floor=round(floor_seconds(model, work, rates) / seconds, 4), rates=rates._asdict(),
+        fraction_of_floor=round(floor_seconds(model, work, rates) / seconds, 4), rates=rates._asdict(), **more,
     )  # fmt: skip
 
 

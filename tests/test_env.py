@@ -18,6 +18,7 @@ from cuformers.cuda.runtime import Torch
 from cuformers.kernels.op import Problem
 from cuformers.kernels.table import OPS, select
 from cuformers.nn.attention.choose import BACKENDS
+from cuformers.nn.attention.registered import AttentionInterface
 from tests.cuda.machines import gpu, torch_gpu, torch_seeing
 
 TWO = (gpu(0), gpu(1))
@@ -223,6 +224,12 @@ def test_versions_are_those_of_the_modules():
     assert found["cuformers"] in (Path(__file__).parent.parent / "pyproject.toml").read_text()
 
 
+@pytest.fixture
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AttentionInterface, "known", {})
+
+
+@pytest.mark.usefixtures("nothing_registered")
 def test_attention_as_a_matrix(capsys: pytest.CaptureFixture[str]):
     assert env.main(["--attention", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["attention"]}
@@ -237,6 +244,7 @@ def test_attention_as_a_matrix(capsys: pytest.CaptureFixture[str]):
         env.main(["--attention", "--require-gpu"])
 
 
+@pytest.mark.usefixtures("nothing_registered")
 def test_the_matrix_measures_what_can_be_used_and_says_what_fails():
     asked = []
 
@@ -254,6 +262,8 @@ def test_the_matrix_measures_what_can_be_used_and_says_what_fails():
     assert (rows["flex_attention"].forward_tflops, rows["flex_attention"].backward_tflops) == (1.0, None)
     assert rows["eager"].backward_tflops is None and rows["eager"].remarks == "not measured: out of memory"
     assert not rows["triton"].usable and "NVIDIA GPU" in rows["triton"].remarks
+    AttentionInterface.register("mine", lambda module, query, key, value, attention_mask, **kwargs: None)
+    assert matrix(torch.device("cpu"), torch.float32, measure)[-1].name == "mine"
 
 
 def test_a_figure_is_products_over_time(monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,17 @@ class Computing(HubLayers, KernelModule):
     """A model that chooses what computes it, anew whenever it moves or changes mode."""
 
     config: BaseConfig
+    _own: ClassVar[tuple[str, ...]] = ("backend",)
+    """Attributes that refer to this model or hold its memory, and that it makes when they are first used."""
     _kernels_wanted: str = "auto"
     _attention_wanted: str | None = None
     _allow_all_kernels: bool = False
     _deterministic: bool = False
     _movers: tuple[Offload | Spread, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has in common: what this model made for itself stays its own."""
+        return {name: value for name, value in self.__dict__.items() if name not in self._own}
 
     @property
     def backbone(self) -> Backbone:

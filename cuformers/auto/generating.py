@@ -1,7 +1,6 @@
 """A model's engines: what generates with it, made when it is first asked for."""
 
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,16 +12,11 @@ from cuformers.kernels.hub.config import KernelConfig
 from cuformers.nn.attention.over_pages import TritonAttention
 from cuformers.nn.decoder import CausalLM, Decoder
 
-_OWN = ("engine", "other_engine", "_batching")
-"""Attributes that refer to this model, and that it makes when they are first used."""
-
 
 class Generating(BatchedGeneration, Computing, CausalLM):
     """A CausalLM that generates, alone or with an assistant, with one call or as requests come."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy has in common: the engines that generate, and their caches, stay this model's own."""
-        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
+    _own = ("backend", "engine", "other_engine", "_batching")
 
     @cached_property
     def engine(self) -> Engine:

@@ -51,3 +51,16 @@ def quantized(x: Tensor) -> Quantized:
 def dequantized(data: Tensor, scale: Tensor | None) -> Tensor:
     """Heads [..., D] of a cache in float32 (float64 stays); without a scale the numbers are what they are."""
     return wide(data) if scale is None else wide(data) * scale[..., None]
+
+
+def pages_of(cache: Tensor, scale: Tensor | None, pages: Tensor) -> Tensor:
+    """The same of some pages of a cache [P, ..., D]: [*pages.shape, ..., D]."""
+    if cache.dtype != FP8:
+        return dequantized(cache[pages], None if scale is None else scale[pages])
+    assert scale is not None, "an fp8 cache has factors"
+    return dequantized(bytes_of(cache)[pages].view(FP8), scale[pages])
+
+
+def bytes_of(cache: Tensor) -> Tensor:
+    """An fp8 tensor as uint8, for which PyTorch has every function on every device."""
+    return cache.view(torch.uint8)

@@ -1,5 +1,6 @@
 """attn_implementation at load, from the config, at run time and when the mode changes; backends in whole models."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,15 @@ def test_training_is_the_same_with_each_backend() -> None:
             optimizer.zero_grad()
             losses[name].append(loss.item())
     assert losses["sdpa"] == pytest.approx(losses["eager"], rel=1e-4) and len(set(losses["sdpa"])) == 20
+
+
+def test_a_copy_chooses_anew() -> None:
+    model = load("llama", attn_implementation="flex_attention")
+    with torch.no_grad():
+        expected = model(tokens(2, 9)).logits
+        other = copy.deepcopy(model)
+        assert other.attn_implementation == "flex_attention" and other.backend is not model.backend
+        assert torch.equal(other(tokens(2, 9)).logits, expected)
 
 
 @pytest.mark.parametrize("name", ["eager", "flex_attention"])

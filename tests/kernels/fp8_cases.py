@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cuformers.kernels.cache_scales import FP8, CacheScales, quantized
+from cuformers.kernels.cache_scales import FP8, CacheScales, bytes_of, quantized
 
 from .attention_cases import AttentionShape, DecodeShape, RopeShape, decode, ropes
 
@@ -40,7 +40,7 @@ def check_write(shape: RopeShape, dtype: torch.dtype, device: torch.device) -> N
     for x, numbers, factors in zip(found[1:], data, scale):
         want = quantized(x[written])
         assert torch.equal(factors[page, :, offset], want.scale)
-        assert torch.equal(numbers[page, :, offset].view(torch.uint8), want.data.view(torch.uint8))
+        assert torch.equal(bytes_of(numbers)[page, :, offset], bytes_of(want.data))
     for tensor in (data.float(), scale):
         tensor[:, page, :, offset] = torch.nan
         assert tensor.isnan().all()

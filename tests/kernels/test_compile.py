@@ -252,6 +252,15 @@ def test_compiles(build: Build, capability: int, results: dict[tuple[str, int], 
     assert waits == ptx.count("griddepcontrol.launch_dependents") == int(chained)
 
 
+def test_fp8_pages_are_moved_in_pairs_and_converted_in_one_instruction(results: dict[tuple[str, int], Any]) -> None:
+    """To bfloat16 it would be three, one of them at a quarter of the rate; and V would be read byte by byte."""
+    for build in BUILDS:
+        if build.kernel.endswith("fp8_attention_kernel"):
+            ptx, _ = results[str(build), 90].result()
+            assert "cvt.rn.f16x2.e4m3x2" in ptx and "ldmatrix.sync.aligned.m8n8.x4.trans" in ptx
+            assert "ld.shared.b8" not in ptx and "ld.shared.u8" not in ptx and "bf16.f16" not in ptx
+
+
 @pytest.mark.parametrize("kernel", ["fma_kernel", "mma_kernel", "attention_kernel"])
 def test_weights_and_old_keys_are_asked_for_before_the_wait(kernel: str, results: dict[tuple[str, int], Any]) -> None:
     for build in BUILDS:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from cuformers.kernels.cache_scales import bytes_of
 from cuformers.kernels.norm_args import Norm
 
 from .attention_cases import AttentionShape, DecodeShape, RopeShape, attend, attentions, decode, decodes, ropes
@@ -23,6 +24,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 GPU = torch.device("cuda", 0)
+NAN = 0x7F
+"""Of e4m3."""
 QWEN3_06B = [(T, K, N) for T in (1, 2, 4, 8, 16, 64) for K, N in ((1024, 4096), (2048, 1024), (3072, 1024))]
 REAL = [
     *norms(((1, 1024), (64, 4096), (3, 5120))),
@@ -139,8 +142,9 @@ def test_a_chain_over_fp8_caches_in_a_graph_gives_the_eager_result_every_time(T:
     for _ in range(30):
         for layer in layers:
             page, offset = layer["slots"].long() // 64, layer["slots"].long() % 64
-            for tensor in (layer["k_cache"], layer["v_cache"], *layer["scales"]):
-                tensor[page, :, offset] = torch.nan
+            for cache, scale in zip((layer["k_cache"], layer["v_cache"]), layer["scales"]):
+                bytes_of(cache)[page, :, offset] = NAN
+                scale[page, :, offset] = torch.nan
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(result, expected)

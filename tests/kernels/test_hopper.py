@@ -43,7 +43,7 @@ BUILDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("cut", [hopper.HopperConfig(32, 2), hopper.HopperConfig(64, 3)], ids=lambda c: f"{c.block_s}")
-@pytest.mark.parametrize("shape", [*CHUNKS, *LONG], ids=str)
+@pytest.mark.parametrize("shape", [s for s in (*CHUNKS, *LONG) if not s.fp8], ids=str)
 def test_its_text_says_what_the_reference_does(
     shape: ChunkShape, cut: hopper.HopperConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +66,13 @@ def test_its_text_says_what_the_reference_does(
     call = chunk(shape, torch.float32, torch.device("cpu"))
     found = triton.chunk_attention(*call.args, **call.kwargs, cut=cut)
     assert error(found, reference.chunk_attention(*call.args, **call.kwargs)) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_an_fp8_cache_is_for_the_plain_kernel(fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "capability", lambda _: (9, 0))
+    call = chunk(ChunkShape(((70, 70),), 4, 2, 64, fp8=fp8), torch.bfloat16, torch.device("cpu"))
+    assert hopper.takes(*call.args[:3]) != fp8
 
 
 @pytest.mark.parametrize("build", BUILDS, ids=lambda b: "-".join(map(str, b.values())))

@@ -290,6 +290,25 @@ def test_hub_references(name: str, paged: str, monkeypatch: pytest.MonkeyPatch) 
     assert (needs_sinks is None) == (":" in name), "the signature tells whether it has sinks"
 
 
+def test_offline_nobody_vouches_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    calls = hub_of(monkeypatch, lambda repo: SimpleNamespace(flash_attn_varlen_func=version_2))
+    with pytest.raises(ValueError, match=r"me/mine.*offline.*allow_all_kernels=True"):
+        choose_backend("me/mine", problem())
+    assert calls == []
+    assert choose_backend("me/mine", problem(), allow_all_kernels=True).name == "me/mine"
+    assert choose_backend("kernels-community/flash-attn2", problem()).name == "kernels-community/flash-attn2"
+
+
+def test_the_switch_of_hub_kernels_holds_for_attention_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USE_HUB_KERNELS", "0")
+    calls = hub_of(monkeypatch, lambda repo: SimpleNamespace(flash_attn_varlen_func=version_3))
+    for name in ("kernels-community/flash-attn2", "flash_attention_3"):
+        with pytest.raises(ValueError, match="is not possible here"):
+            choose_backend(name, problem())
+    assert calls == []
+
+
 def test_a_hub_function_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     hub_of(monkeypatch, lambda repo: SimpleNamespace(attend=version_2))
     with pytest.raises(ValueError, match=r"me/mine has no function 'flash_attn_varlen_func'; it has \['attend'\]"):

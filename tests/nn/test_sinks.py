@@ -51,7 +51,7 @@ def test_a_sink_takes_its_share_and_has_no_value(window: int | None) -> None:
 @pytest.mark.parametrize("window", [None, 4])
 def test_generation_and_a_plain_forward_agree(window: int | None) -> None:
     model = with_sinks(window)
-    ids = torch.randint(3, 100, (2, 9))
+    ids = torch.arange(3, 21).view(2, 9)
     for attention in (None, "eager"):  # prompts by the op that reads the cache, and by the backend
         model.set_attn_implementation(attention)
         answer = model.generate(
@@ -64,7 +64,7 @@ def test_generation_and_a_plain_forward_agree(window: int | None) -> None:
 
 
 def test_sinks_learn_and_matter() -> None:
-    model, ids = with_sinks(), torch.randint(3, 100, (2, 9))
+    model, ids = with_sinks(), torch.arange(3, 21).view(2, 9)
     assert model.attn_implementation == "eager"
     loss = model.train()(ids, labels=ids).loss
     loss.backward()
@@ -74,7 +74,7 @@ def test_sinks_learn_and_matter() -> None:
         for layer in model.model.layers:
             layer.self_attn.sinks.fill_(-torch.inf)
         assert (plain()(ids, labels=ids).loss - loss).abs() > 1e-4
-        torch.testing.assert_close(model(ids).logits, plain()(ids).logits)
+        torch.testing.assert_close(model(ids).logits, plain()(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_backend_without_sinks_says_so() -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from cuformers.kernels.cache_scales import CacheScales, dequantized
+from cuformers.kernels.cache_scales import CacheScales, pages_of
 from cuformers.kernels.precision import wide
 
 BLOCK = 256
@@ -43,7 +43,7 @@ def chunk_attention(
 
 def _gather(cache: Tensor, scale: Tensor | None, pages: Tensor) -> Tensor:
     """[P, Hkv, page, D] -> [pages * page, Hkv, D] float32."""
-    return dequantized(cache[pages], None if scale is None else scale[pages]).transpose(1, 2).flatten(0, 1)
+    return pages_of(cache, scale, pages).transpose(1, 2).flatten(0, 1)
 
 
 def _attend(

@@ -74,6 +74,7 @@ def chunk_attention(
     if isinstance(cut, ChunkConfig):
         _launch(*operands, scales, cut)
     else:
+        assert scales is None, "the Hopper kernel takes no fp8 cache"
         hopper.launch(*operands, cut)
     return out
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from cuformers.kernels.attention_plan import AttentionPlan
-from cuformers.kernels.cache_scales import CacheScales, dequantized
+from cuformers.kernels.cache_scales import CacheScales, pages_of
 from cuformers.kernels.precision import wide
 
 
@@ -46,8 +46,7 @@ def paged_attention(
 def _gather(cache: Tensor, scale: Tensor | None, block_tables: Tensor) -> Tensor:
     """[P, Hkv, page, D] -> [N, M * page, Hkv, D] float32; table entries past a sequence's pages may be anything."""
     pages = block_tables.long().clamp(0, cache.shape[0] - 1)
-    keys = dequantized(cache[pages], None if scale is None else scale[pages])
-    return keys.transpose(2, 3).flatten(1, 2)
+    return pages_of(cache, scale, pages).transpose(2, 3).flatten(1, 2)
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

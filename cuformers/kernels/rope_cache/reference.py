@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cuformers.kernels.cache_scales import FP8, CacheScales, quantized
+from cuformers.kernels.cache_scales import FP8, CacheScales, bytes_of, quantized
 from cuformers.kernels.norm.reference import rms_norm
 from cuformers.kernels.norm_args import Norm
 from cuformers.kernels.precision import wide
@@ -66,6 +66,6 @@ def _write(cache: Tensor, x: Tensor, slots: Tensor) -> None:
     target = slots[source].long().clamp(min=0)
     page, offset = target // cache.shape[2], target % cache.shape[2]
     if cache.dtype == x.dtype == FP8:
-        cache, x = cache.view(torch.uint8), x.view(torch.uint8)  # PyTorch has not every function for fp8
+        cache, x = bytes_of(cache), bytes_of(x)
     new = torch.where(valid.any(), x.detach()[source].to(cache.dtype), cache[page, :, offset])
     cache[page, :, offset] = new
