@@ -8,9 +8,9 @@ from cuformers.models.spec import ModelSpec
 @cache
 def specs() -> dict[str, ModelSpec]:
     """model_type -> ModelSpec."""
-    from cuformers.models import gemma, llama, olmo2, phi3, qwen
+    from cuformers.models import bert, gemma, llama, modernbert, olmo2, phi3, qwen
 
-    families = (llama, qwen, gemma, phi3, olmo2)
+    families = (llama, qwen, gemma, phi3, olmo2, bert, modernbert)
     return {spec.model_type: spec for family in families for spec in family.SPECS}
 
 

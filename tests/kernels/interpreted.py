@@ -18,6 +18,7 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts that the interpreter, slow by the program, can walk through, with several splits of everything."""
     from cuformers.kernels.attention_plan import triton as plan
     from cuformers.kernels.chunk_attention import triton as chunks
+    from cuformers.kernels.layer_norm import triton as layer_norm
     from cuformers.kernels.linear import skinny
     from cuformers.kernels.linear.config import FmaConfig
     from cuformers.kernels.logprobs import triton as logprobs
@@ -28,6 +29,7 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(skinny, "fma_config", lambda *_, **__: FmaConfig(8, 256, 4))
     monkeypatch.setattr(attention, "config", lambda N, *_, **__: attention.AttentionConfig(16, 4, 2, N < 3))
+    monkeypatch.setattr(layer_norm, "config", lambda *_: layer_norm.LayerNormConfig(2, 3, 4))
     monkeypatch.setattr(plan, "ROWS_AT_ONCE", 16)
     monkeypatch.setattr(chunks, "config", lambda _, group, *__: chunks.ChunkConfig(64 if group > 32 else 32, 32, 4, 2))
     monkeypatch.setattr(sample, "SPLIT", 128)
