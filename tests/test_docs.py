@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.doc_blocks import PAGES, Block, blocks, prose
-from tests.hub_cache import fill, offline
+from tests.hub_cache import fill, fill_minilm, offline
 from tests.paths import ROOT
 
 torch.set_num_threads(1)
@@ -31,7 +31,7 @@ STRUCTURE = ROOT / "docs" / "structure.md"
 def test_the_pages_are_there() -> None:
     names = {page.name for page in PAGES}
     assert {"README.md", "structure.md", "precision.md", "adding-a-model.md", "install.md", "nvidia-gpu.md"} <= names
-    assert "continuous-batching.md" in names
+    assert {"continuous-batching.md", "embeddings.md"} <= names
     assert PYTHON and LINES
 
 
@@ -52,6 +52,7 @@ def test_programs_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if not marked:
         return
     fill(tmp_path)
+    fill_minilm(tmp_path)
     offline(monkeypatch, tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
     for block in marked:

@@ -1,13 +1,15 @@
-"""The front that Transformers' users know: AutoConfig, AutoTokenizer, AutoModelForCausalLM, pipeline."""
+"""The front that Transformers' users know: AutoConfig, AutoTokenizer, AutoModel, AutoModelForCausalLM, pipeline."""
 
 from importlib import import_module
 
 _HOME_OF = {
     "AutoConfig": "config",
+    "AutoModel": "base_model",
     "AutoModelForCausalLM": "causal_lm",
     "AutoTokenizer": "tokenizers.tokenizer",
     "AsyncTextIteratorStreamer": "streamers",
     "BaseStreamer": "streamers",
+    "FeatureExtractionPipeline": "pipelines.feature_extraction",
     "TextGenerationPipeline": "pipelines.text_generation",
     "TextIteratorStreamer": "streamers",
     "TextStreamer": "streamers",

@@ -1,8 +1,8 @@
-"""AutoModelForCausalLM: from a checkpoint or a configuration to a model, in one written order."""
+"""From a checkpoint or a configuration to a model, in one written order; AutoModelForCausalLM."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -10,42 +10,48 @@ from torch import nn
 from cuformers.auto.config import AutoConfig, Name, refuse_remote_code
 from cuformers.auto.model import PreTrainedModel, build
 from cuformers.auto.placing import place
+from cuformers.auto.pretrained import Pretrained
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 from cuformers.checkpoint.index import Index
 from cuformers.checkpoint.load import load_weights
 from cuformers.checkpoint.materialize import initialize, materialize
 from cuformers.checkpoint.placement import DeviceMap, DeviceSpec
+from cuformers.checkpoint.plan import some
 from cuformers.checkpoint.resolve import folder_patterns, resolve_folder
+from cuformers.checkpoint.weight_map import WeightMap
 from cuformers.generation.config import GenerationConfig
 from cuformers.kernels.hub.config import KernelConfig
-from cuformers.models.config import ModelConfig
+from cuformers.models.base_config import BaseConfig
 from cuformers.models.registry import find
+from cuformers.models.spec import ModelSpec
 from cuformers.nn.attention import hub
 from cuformers.nn.attention.block import Attention
 from cuformers.nn.attention.choose import attention_name
 from cuformers.nn.moe import Experts, Router
-from cuformers.nn.norm import RMSNorm
+from cuformers.nn.norm import LayerNorm, RMSNorm
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 WITHOUT_MEANING = ("low_cpu_mem_usage", "_fast_init", "use_safetensors", "weights_only")
 """Arguments of Transformers whose effect we always have."""
-DERIVED = ("*.rotary_emb.inv_freq",)
+DERIVED = ("*.rotary_emb.inv_freq", "*embeddings.position_ids")
 """Tensors of older checkpoints that are computed from the configuration."""
+M = TypeVar("M", bound=Pretrained)
 
 
-class AutoModelForCausalLM:
-    """Makes causal language models; it is never instantiated itself."""
+class ModelFactory(Generic[M]):
+    """From a checkpoint or a configuration to a model; what differs from kind to kind are the last three methods."""
 
     def __init__(self) -> None:
-        raise TypeError("AutoModelForCausalLM makes models with from_pretrained(name_or_path) or from_config(config).")
+        name = type(self).__name__
+        raise TypeError(f"{name} makes models with from_pretrained(name_or_path) or from_config(config).")
 
     @classmethod
     def from_pretrained(
         cls,
         pretrained_model_name_or_path: Name,
         *,
-        config: ModelConfig | None = None,
+        config: BaseConfig | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: DeviceMap | None = None,
         max_memory: Mapping[DeviceSpec, int | str] | None = None,
@@ -65,7 +71,7 @@ class AutoModelForCausalLM:
         trust_remote_code: bool = False,
         progress: bool = True,
         **overrides: Any,
-    ) -> PreTrainedModel:
+    ) -> M:
         """Loads a local folder or a hub id, and puts the model into inference mode.
 
         Args:
@@ -106,14 +112,18 @@ class AutoModelForCausalLM:
         elif overrides:
             raise ValueError(f"unknown arguments {sorted(overrides)}, as config is given too: set them in the config.")
         index = Index.open(folder, variant)
-        model = build(find(config.model_type), config)
+        spec = find(config.model_type)
+        model = cls._build(spec, config, index)
         wanted = _dtype(dtype) or config.dtype or _dtype_of(index)
         placement = place(model, device_map, max_memory, wanted)
         materialize(model, placement.device_of, lambda name: wanted)
-        load_weights(model, index, model.spec.weight_map, ignore_unexpected=DERIVED, progress=progress)
+        weight_map, left_out = cls._names(spec, index)
+        load_weights(model, index, weight_map, ignore_unexpected=(*DERIVED, *left_out), progress=progress)
+        if left_out:
+            notice(f"left out, as a head's: {some(left_out)}")
         model.follow(placement)
         model.name_or_path = str(pretrained_model_name_or_path)
-        model.generation_config = generation_config or _generation_config(folder, config)
+        cls._read_generation(model, folder, generation_config)
         return _finish(
             model, attn_implementation, kernels, deterministic, use_kernels, kernel_config, allow_all_kernels
         )
@@ -121,7 +131,7 @@ class AutoModelForCausalLM:
     @classmethod
     def from_config(
         cls,
-        config: ModelConfig,
+        config: BaseConfig,
         *,
         dtype: str | torch.dtype = "auto",
         device_map: DeviceMap | None = None,
@@ -133,7 +143,7 @@ class AutoModelForCausalLM:
         allow_all_kernels: bool = False,
         seed: int | None = None,
         **unknown: Any,
-    ) -> PreTrainedModel:
+    ) -> M:
         """A model with random weights, made where they lie; arguments as in `from_pretrained`.
 
         Args:
@@ -143,7 +153,7 @@ class AutoModelForCausalLM:
         dtype = unknown.pop("torch_dtype", dtype)
         if unknown:
             raise ValueError(f"unknown arguments {sorted(unknown)} of from_config.")
-        model = build(find(config.model_type), config)
+        model = cls._build(find(config.model_type), config, None)
         wanted = _dtype(dtype) or config.dtype or torch.float32
         placement = place(model, device_map, None, wanted)
         materialize(model, placement.device_of, lambda name: wanted)
@@ -155,16 +165,51 @@ class AutoModelForCausalLM:
             model, attn_implementation, kernels, deterministic, use_kernels, kernel_config, allow_all_kernels
         )
 
+    @classmethod
+    def _build(cls, spec: ModelSpec, config: BaseConfig, index: Index | None) -> M:
+        """The model on the meta device, with what the files have where there are some."""
+        raise NotImplementedError
+
+    @classmethod
+    def _names(cls, spec: ModelSpec, index: Index) -> tuple[WeightMap, tuple[str, ...]]:
+        """The map of the files' names, and names that the model has no place for and may leave out."""
+        raise NotImplementedError
+
+    @classmethod
+    def _read_generation(cls, model: M, folder: Path, given: GenerationConfig | None) -> None:
+        """Sets how the model generates by default, where it does.
+
+        Raises:
+            ValueError: something was given, and it doesn't.
+        """
+        raise NotImplementedError
+
+
+class AutoModelForCausalLM(ModelFactory[PreTrainedModel]):
+    """Makes causal language models; it is never instantiated itself."""
+
+    @classmethod
+    def _build(cls, spec: ModelSpec, config: BaseConfig, index: Index | None) -> PreTrainedModel:
+        return build(spec, config)
+
+    @classmethod
+    def _names(cls, spec: ModelSpec, index: Index) -> tuple[WeightMap, tuple[str, ...]]:
+        return spec.weight_map, ()
+
+    @classmethod
+    def _read_generation(cls, model: PreTrainedModel, folder: Path, given: GenerationConfig | None) -> None:
+        model.generation_config = given or _generation_config(folder, model.config)
+
 
 def _finish(
-    model: PreTrainedModel,
+    model: M,
     attn_implementation: str | Mapping[str, str] | None,
     kernels: str,
     deterministic: bool,
     use_kernels: bool,
     kernel_config: KernelConfig | None,
     allow_all_kernels: bool,
-) -> PreTrainedModel:
+) -> M:
     model.eval()
     if deterministic:
         model.set_deterministic()
@@ -182,7 +227,7 @@ def _finish(
     return model
 
 
-def _attend_as_configured(model: PreTrainedModel) -> None:
+def _attend_as_configured(model: Pretrained) -> None:
     """The config's attention where it can serve the model; a checkpoint names no code to fetch and run."""
     wish, name = model.config.attn_implementation, None
     try:
@@ -220,7 +265,7 @@ def _dtype_of(index: Index) -> torch.dtype:
     return next((e.dtype for e in index.entries.values() if e.dtype in DTYPES.values()), torch.float32)
 
 
-def _generation_config(folder: Path, config: ModelConfig) -> GenerationConfig:
+def _generation_config(folder: Path, config: BaseConfig) -> GenerationConfig:
     if (folder / "generation_config.json").is_file():
         return GenerationConfig.from_pretrained(folder)
     return GenerationConfig.from_model_config(config.to_dict())
@@ -230,6 +275,10 @@ def _initializer(std: float) -> Any:
     def init(name: str, module: nn.Module, generator: torch.Generator) -> None:
         if isinstance(module, RMSNorm):
             module.weight.fill_(1.0 - module.offset)
+        elif isinstance(module, LayerNorm):
+            module.weight.fill_(1.0)
+            if module.bias is not None:
+                module.bias.zero_()
         elif isinstance(module, (nn.Linear, nn.Embedding)):
             module.weight.normal_(0.0, std, generator=generator)
             if isinstance(module, nn.Linear) and module.bias is not None:

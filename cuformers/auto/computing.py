@@ -1,66 +1,72 @@
-"""How a model computes where it is: kernels, attention, engines, and weights that move."""
+"""How a model computes where it is: kernels, attention, and weights that move."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from cuformers.auto.batching.methods import BatchedGeneration
 from cuformers.auto.hub_layers import HubLayers
 from cuformers.base.errors import bad_argument
-from cuformers.checkpoint.needs import Placement
+from cuformers.checkpoint.needs import Placement, is_layer
 from cuformers.cuda.device import capability
-from cuformers.engine.cache_dtype import wants_fp8
-from cuformers.engine.engine import Engine
 from cuformers.kernels.hub.choose import choose
 from cuformers.kernels.hub.config import KernelConfig
 from cuformers.kernels.op import Choice, Problem
 from cuformers.kernels.table import Kernels, select
-from cuformers.models.config import ModelConfig
-from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem
+from cuformers.models.base_config import BaseConfig
+from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem, problem_of
 from cuformers.nn.attention.choose import attention_name, choose_backend
 from cuformers.nn.attention.deterministic import deterministic_backend
-from cuformers.nn.attention.over_pages import TritonAttention
-from cuformers.nn.decoder import CausalLM, Decoder, HeadSpec
-from cuformers.nn.kernel_module import set_kernels
+from cuformers.nn.backbone import Backbone
+from cuformers.nn.kernel_module import KernelModule, set_kernels
 from cuformers.nn.offload import Offload
 from cuformers.nn.rows import lay_in_rows
 from cuformers.nn.spread import Spread
 from cuformers.nn.uses import uses_of
 
-_OWN = ("backend", "engine", "other_engine", "_batching")
-"""Attributes that refer to this model or hold its memory, and that it makes when they are first used."""
 
+class Computing(HubLayers, KernelModule):
+    """A model that chooses what computes it, anew whenever it moves or changes mode."""
 
-class Computing(BatchedGeneration, HubLayers, CausalLM):
-    """A CausalLM that chooses what computes it, anew whenever it moves or changes mode."""
-
-    config: ModelConfig
-
-    def __init__(self, decoder: Decoder, head: HeadSpec) -> None:
-        super().__init__(decoder, head)
-        self._kernels_wanted = "auto"
-        self._attention_wanted: str | None = None
-        self._allow_all_kernels = False
-        self._deterministic = False
-        self._movers: tuple[Offload | Spread, ...] = ()
+    config: BaseConfig
+    _own: ClassVar[tuple[str, ...]] = ("backend",)
+    """Attributes that refer to this model or hold its memory, and that it makes when they are first used."""
+    _kernels_wanted: str = "auto"
+    _attention_wanted: str | None = None
+    _allow_all_kernels: bool = False
+    _deterministic: bool = False
+    _movers: tuple[Offload | Spread, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy has in common: the engines that generate, and their caches, stay this model's own."""
-        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
+        """What a copy has in common: what this model made for itself stays its own."""
+        return {name: value for name, value in self.__dict__.items() if name not in self._own}
+
+    @property
+    def backbone(self) -> Backbone:
+        """The layers and what is before and behind them, without a head."""
+        raise NotImplementedError
+
+    @property
+    def anchor(self) -> Tensor:
+        """The weight that says where the model is, and of what dtype."""
+        raise NotImplementedError
+
+    def units(self) -> dict[str, nn.Module]:
+        """The parts that are placed on devices as a whole, by name, in the order they run."""
+        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.lm_head.weight.device
+        return self.anchor.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
-        return self.lm_head.weight.dtype
+        return self.anchor.dtype
 
     @property
     def attn_implementation(self) -> str:
@@ -75,33 +81,7 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
     @property
     def attention_problem(self) -> AttentionProblem:
         """What this model asks of an attention backend, where it is and in its mode."""
-        return replace(super().attention_problem, train=self.training)
-
-    @cached_property
-    def engine(self) -> Engine:
-        """What generates. Weights that move between devices rule out captured graphs."""
-        asked = self._attention_wanted is not None and self.backend.name != TritonAttention.name
-        backend = self.backend if asked else None  # that one is the engine's own kernel, which reads the cache
-        return Engine(self, backend, use_graphs=False if self._movers else None)
-
-    def engine_with(self, assistant: "Computing | None" = None, kv_cache_dtype: str = "auto") -> Engine:
-        """The engine whose tokens an assistant guesses, or whose cache is fp8; the last of these is kept.
-
-        Without either it is the usual engine, which keeps buffers of its own.
-
-        Raises:
-            ValueError: the assistant can't guess for this model; fp8 is not possible here.
-        """
-        fp8 = wants_fp8(kv_cache_dtype, [self])
-        if assistant is None and not fp8:
-            return self.engine
-        kept: Engine | None = self.__dict__.get("other_engine")
-        if kept is None or kept.draft is not assistant or kept.fp8_cache != fp8:
-            usual = self.engine
-            use_graphs = False if assistant is not None and assistant._movers else usual.use_graphs
-            kept = Engine(self, usual.backend, use_graphs=use_graphs, draft=assistant, kv_cache_dtype=kv_cache_dtype)
-            self.__dict__["other_engine"] = kept
-        return kept
+        return replace(problem_of(self.backbone.attention_specs, self.anchor), train=self.training)
 
     def set_attn_implementation(
         self, attn_implementation: str | Mapping[str, str] | None, allow_all_kernels: bool = False
@@ -159,27 +139,24 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
         self._deterministic = on
         self._forget("engine", "other_engine")
         self.__dict__["backend"] = backend
-        self.destroy_cached_continuous_batching_manager()
 
     def kernels(self) -> tuple[Choice, ...]:
         """For each op the implementation in use, why it is another than our best one, and why the others are not."""
         return self.ops.choices
 
     def _take_layers(self, layers: KernelConfig | None) -> None:
-        if not self.lm_head.weight.is_meta:
+        if not self.anchor.is_meta:
             set_kernels(self, self._table(self._kernels_wanted, self.deterministic, layers))
-            self.destroy_cached_continuous_batching_manager()
 
     def train(self, mode: bool = True) -> Self:
         """Switches between training and inference, and to the kernels of that mode."""
-        drops = {**vars(self.config), **self.config.extra}
-        for name in ("attention_dropout", "resid_pdrop", "embd_pdrop", "router_jitter_noise"):
-            if mode and drops.get(name):
+        for name, share in self.config.dropouts.items() if mode else ():
+            if share:
                 remedy = "Load the model with it set to 0.0: nothing here is dropped at random."
-                raise bad_argument(f"config.{name}", drops[name], "0 in training", remedy)
+                raise bad_argument(f"config.{name}", share, "0 in training", remedy)
         before = self.training
         super().train(mode)
-        if not self.lm_head.weight.is_meta:
+        if not self.anchor.is_meta:
             try:
                 self._select(self._kernels_wanted)
                 if mode != before:
@@ -199,10 +176,11 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
 
         Layers on the CPU beside a GPU are streamed to it; over several GPUs the hidden states follow the weights.
         """
-        layers = list(self.model.layers)
-        names = [name for name, _ in self.named_layers()]
+        units = self.units()
+        names = [name for name in units if is_layer(name)]
+        layers = [units[name] for name in names]
         runs_on = tuple(placement.runs_on[name] for name in names)
-        home = placement.units["model.embed_tokens"]
+        home = placement.units[next(iter(units))]
         self.hf_device_map = placement.hf_device_map
         off = [i for i, name in enumerate(names) if name in placement.offloaded]
         movers: list[Offload | Spread] = []
@@ -211,13 +189,13 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
         for device in sorted({runs_on[i] for i in off}, key=str):
             movers.append(Offload([layers[i] for i in off if runs_on[i] == device], device))
         if movers:
-            self.model.runs_on, self._movers = runs_on, tuple(movers)
+            self.backbone.runs_on, self._movers = runs_on, tuple(movers)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         if self._movers:
             raise ValueError("a model that is spread over devices can't be moved or cast: load it anew.")
         super()._apply(fn, recurse)  # .to(), .half(), .cuda(): each parameter by itself
-        if not self.lm_head.weight.is_meta:
+        if not self.anchor.is_meta:
             self.settle()
         return self
 
@@ -246,7 +224,7 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
         if deterministic:
             remedy = "Others' kernels promise nothing about bits: model.set_use_kernels(False) comes first."
             raise bad_argument("deterministic", True, "False with kernel_config", remedy)
-        return choose(layers, uses_of(self.model), problem, self.device, want)
+        return choose(layers, uses_of(self.backbone), problem, self.device, want)
 
     def _choose_backend(self, name: str | None, ops: Kernels) -> AttentionBackend:
         if ops.deterministic:
@@ -256,8 +234,3 @@ class Computing(BatchedGeneration, HubLayers, CausalLM):
     def _forget(self, *names: str) -> None:
         for name in names:
             self.__dict__.pop(name, None)
-
-    def named_layers(self) -> Iterator[tuple[str, nn.Module]]:
-        """The decoder layers with their names."""
-        for index, layer in enumerate(self.model.layers):
-            yield f"model.layers.{index}", layer

@@ -8,7 +8,7 @@ from typing import Any
 from cuformers.base.errors import CheckpointError, bad_argument
 from cuformers.checkpoint.json_file import read_json
 from cuformers.checkpoint.resolve import resolve_file
-from cuformers.models.config import HARMLESS, ModelConfig
+from cuformers.models.base_config import HARMLESS, BaseConfig
 from cuformers.models.registry import find
 from cuformers.models.rope_config import override_rope
 
@@ -42,7 +42,7 @@ class AutoConfig:
         subfolder: str = "",
         trust_remote_code: bool = False,
         **overrides: Any,
-    ) -> ModelConfig:
+    ) -> BaseConfig:
         """Reads config.json of a local folder or a hub id.
 
         Args:
@@ -67,12 +67,12 @@ class AutoConfig:
         return config_from_dict(read_json(file), overrides)
 
     @classmethod
-    def for_model(cls, model_type: str, **values: Any) -> ModelConfig:
+    def for_model(cls, model_type: str, **values: Any) -> BaseConfig:
         """A configuration of an architecture, with defaults where no value is given."""
         return config_from_dict({"model_type": model_type}, values)
 
 
-def config_from_dict(raw: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
+def config_from_dict(raw: dict[str, Any], overrides: dict[str, Any]) -> BaseConfig:
     """The configuration object for what config.json holds, with some values replaced."""
     spec = find(raw.get("model_type"))
     quantized = raw.get("quantization_config")
@@ -81,7 +81,7 @@ def config_from_dict(raw: dict[str, Any], overrides: dict[str, Any]) -> ModelCon
         remedy = "Take one in bfloat16, float16 or float32."
         raise ValueError(f"the checkpoint is quantized ({method}): quantized checkpoints can't be loaded yet. {remedy}")
     known = {f.name for f in fields(spec.config)} - {"extra"}
-    unknown = sorted(set(overrides) - known - OLDER_NAMES - HARMLESS)
+    unknown = sorted(set(overrides) - known - OLDER_NAMES - HARMLESS - spec.config.harmless)
     if unknown:
         raise ValueError(f"unknown arguments {unknown}: a {spec.model_type} configuration has {sorted(known)}.")
     asked = sorted(name for name in NOT_DONE if overrides.get(name))

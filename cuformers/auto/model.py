@@ -6,15 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cuformers.auto.computing import Computing
 from cuformers.auto.generate import generate
+from cuformers.auto.generating import Generating
 from cuformers.auto.output import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
+from cuformers.auto.pretrained import Pretrained, check_buildable, named
 from cuformers.base.errors import bad_argument
-from cuformers.checkpoint.atomic import write_json_atomic
-from cuformers.checkpoint.save import save_weights
 from cuformers.generation.config import GenerationConfig
-from cuformers.models.config import ModelConfig
-from cuformers.models.config_checks import check_config
+from cuformers.models.base_config import BaseConfig
 from cuformers.models.moe_config import MoEConfig
 from cuformers.models.spec import ModelSpec
 from cuformers.nn.flatten import FlatBatch, flatten, restore
@@ -23,10 +21,11 @@ from cuformers.nn.moe import balancing_loss, recorded_logits
 from cuformers.nn.step import full_step
 
 
-class PreTrainedModel(Computing):
+class PreTrainedModel(Pretrained, Generating):
     """A causal language model. Made by AutoModelForCausalLM; its class is named after its architecture."""
 
-    def __init__(self, spec: ModelSpec, config: ModelConfig) -> None:
+    def __init__(self, spec: ModelSpec, config: BaseConfig) -> None:
+        assert spec.decoder is not None and spec.head is not None
         super().__init__(spec.decoder(config), spec.head(config))
         self.spec, self.config = spec, config
         self.name_or_path = ""
@@ -104,49 +103,36 @@ class PreTrainedModel(Computing):
         """Continues prompts: see `cuformers.auto.generate.generate` for the arguments."""
         return generate(self, *args, **kwargs)
 
-    def num_parameters(self, only_trainable: bool = False) -> int:
-        """Number of weights, tied ones once."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad or not only_trainable)
-
-    def get_memory_footprint(self) -> int:
-        """Bytes of the weights."""
-        return sum(p.nbytes for p in self.parameters())
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The embedding of tokens."""
-        return self.model.embed_tokens
-
     def get_output_embeddings(self) -> nn.Linear:
         """The head."""
         return self.lm_head
 
     def can_generate(self) -> bool:
-        """True: every causal language model can."""
         return True
+
+    @property
+    def together(self) -> tuple[tuple[str, ...], ...]:
+        return (("model.embed_tokens", "lm_head"),) if self.head.tied else ()
 
     def save_pretrained(self, save_directory: str | Path, *, max_shard_size: int | str = "50GB") -> None:
         """Writes config.json, generation_config.json and the weights, readable by Transformers.
 
         Each file appears whole or not at all; a tie is written once.
         """
-        folder = Path(save_directory)
-        save_weights(
-            self.state_dict(), folder, weight_map=self.spec.weight_map, max_shard_size=max_shard_size
-        )
-        config = {**self.config.to_dict(), "dtype": str(self.dtype).removeprefix("torch.")}
-        write_json_atomic(folder / "config.json", config)
-        self.generation_config.save_pretrained(folder)
+        super().save_pretrained(save_directory, max_shard_size=max_shard_size)
+        self.generation_config.save_pretrained(Path(save_directory))
 
 
-def build(spec: ModelSpec, config: ModelConfig) -> PreTrainedModel:
-    """A model on the meta device, of a class named after its architecture.
+def build(spec: ModelSpec, config: BaseConfig) -> PreTrainedModel:
+    """A causal language model on the meta device, of a class named after its architecture.
 
     Raises:
-        ValueError: the configuration is not one of ours, or was changed to values that can be no model.
+        ValueError: the architecture generates nothing, or the configuration is not one of ours, or was changed to
+            values that can be no model.
     """
-    if not isinstance(config, ModelConfig):
-        raise bad_argument("config", type(config), "what cuformers' AutoConfig makes", "Use cuformers.AutoConfig.")
-    check_config(config)
-    kind = type(config.architecture, (PreTrainedModel,), {"__doc__": PreTrainedModel.__doc__})
+    if spec.decoder is None:
+        allowed = "an architecture with a decoder"
+        raise bad_argument("model_type", spec.model_type, allowed, "It is an encoder: load it with AutoModel.")
+    check_buildable(config)
     with torch.device("meta"):
-        return kind(spec, config)
+        return named(PreTrainedModel, spec.config.architecture)(spec, config)

@@ -8,6 +8,16 @@ from cuformers.generation.output import ModelOutput
 
 
 @dataclass(eq=False)
+class BaseModelOutputWithPooling(ModelOutput):
+    """Attribute, key and index access, as in Transformers."""
+
+    last_hidden_state: Tensor | None = None
+    """[B, S, H] in the model's dtype, after the final norm; zeros where padding stood."""
+    pooler_output: Tensor | None = None
+    """[B, H]: the pooler's map of each row's first token; None where the model has no pooler."""
+
+
+@dataclass(eq=False)
 class CausalLMOutputWithPast(ModelOutput):
     """Attribute, key and index access, as in Transformers."""
 

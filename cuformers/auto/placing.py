@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 
-from cuformers.auto.model import PreTrainedModel
+from cuformers.auto.pretrained import Pretrained
 from cuformers.base.log import notice
 from cuformers.checkpoint.needs import CPU, Needs, Placement
 from cuformers.checkpoint.placement import DeviceMap, DeviceSpec, resolve_placement
@@ -19,7 +20,7 @@ CONTEXT = 4096
 
 
 def place(
-    model: PreTrainedModel,
+    model: Pretrained,
     device_map: DeviceMap | None,
     max_memory: Mapping[DeviceSpec, int | str] | None,
     dtype: torch.dtype,
@@ -44,17 +45,20 @@ def place(
     return placement
 
 
-def needs(model: PreTrainedModel, dtype: torch.dtype) -> Needs:
+def needs(model: Pretrained, dtype: torch.dtype) -> Needs:
     """Bytes of each part of a model, of its cache, and of what a GPU keeps free."""
-    decoder = model.model
-    parts = {"model.embed_tokens": decoder.embed_tokens, **dict(model.named_layers()), "model.norm": decoder.norm}
-    units = {name: sum(p.numel() for p in part.parameters()) * dtype.itemsize for name, part in parts.items()}
-    units["lm_head"] = 0 if model.head.tied else model.lm_head.weight.numel() * dtype.itemsize
-    spec = model.model.attention_specs[0]
+    counted: set[nn.Parameter] = set()  # a tied weight counts where it is met first
+    units = {}
+    for name, part in model.units().items():
+        own = set(part.parameters()) - counted
+        units[name] = sum(p.numel() for p in own) * dtype.itemsize
+        counted |= own
+    return Needs(units=units, tied=model.together, cache_per_layer=_cache_per_layer(model, dtype), reserve=RESERVE)
+
+
+def _cache_per_layer(model: Pretrained, dtype: torch.dtype) -> int:
+    if not model.can_generate():
+        return 0
+    spec = model.backbone.attention_specs[0]
     tokens = min(CONTEXT, model.config.max_position_embeddings)
-    return Needs(
-        units=units,
-        tied=(("model.embed_tokens", "lm_head"),) if model.head.tied else (),
-        cache_per_layer=PagedCache.page_bytes(1, spec.num_kv_heads, spec.head_dim, tokens, dtype),
-        reserve=RESERVE,
-    )
+    return PagedCache.page_bytes(1, spec.num_kv_heads, spec.head_dim, tokens, dtype)

@@ -1,4 +1,4 @@
-"""Files that hold one JSON object."""
+"""Files that hold one JSON value, most of them an object."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,17 @@ def read_json(file: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it can't be read, is no valid JSON, or no object.
     """
+    value = read_json_value(file)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} must hold a JSON object, and holds a {type(value).__name__}.")
+    return value
+
+
+def read_json_value(file: Path) -> Any:
+    """What a file holds; raises CheckpointError where it can't be read or is no valid JSON."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{file} can't be read: {error}.") from error
     except ValueError as error:
         raise CheckpointError(f"{file} can't be read, it is not valid JSON: {error}. Fetch it again.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, and holds a {type(value).__name__}.")
-    return value

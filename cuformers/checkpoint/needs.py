@@ -23,8 +23,8 @@ class Needs:
     """Module name to bytes of weights, in the order they run; a name that ends in a number is a layer. Together they
     cover every parameter, and no name lies inside another."""
     tied: tuple[tuple[str, ...], ...] = ()
-    """Groups of units that share a weight and so a device; the weight's bytes count once, in any of them. No unit is
-    in two groups."""
+    """Groups of units on one device: they share a weight, whose bytes count once, or run beside each other. No unit
+    is in two groups."""
     cache_per_layer: int = 0
     """Bytes of KV cache that the device running a layer holds for it."""
     reserve: int = 0

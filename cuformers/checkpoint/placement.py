@@ -117,7 +117,7 @@ def _by_names(needs: Needs, device_map: Mapping[str, torch.device]) -> dict[str,
         raise ValueError(f"device_map leaves out {_some(bare)}: name them too, or give '' a device for all the rest.")
     for group in needs.tied:
         if len({placed[name] for name in group}) > 1:
-            raise ValueError(f"device_map puts {group}, which share one weight, on different devices: give them one.")
+            raise ValueError(f"device_map puts {group}, which belong together, on different devices: give them one.")
     return placed
 
 

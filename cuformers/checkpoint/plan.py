@@ -1,7 +1,7 @@
 """What a load will copy where, decided and checked from names, shapes and dtypes before a byte is read."""
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -122,7 +122,7 @@ class _Faults:
             ("of a dtype that can't be converted", self.dtypes),
             ("given twice", self.twice),
         )
-        lines = [f"  {len(names)} {kind}: {_some(names)}" for kind, names in kinds if names]
+        lines = [f"  {len(names)} {kind}: {some(names)}" for kind, names in kinds if names]
         if lines:
             head = f"The checkpoint in {index.folder} does not fit the model; nothing was loaded."
             tail = "Check that config.json belongs to these weights."
@@ -138,7 +138,8 @@ def _claim(claims: Claims, home: str, slice_: Slice | None, copy: Copy, faults: 
         taken[slice_] = copy
 
 
-def _some(names: list[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """The first names and how many more there are, for a message."""
     more = f", and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return ", ".join(names[:_MOST]) + more
 

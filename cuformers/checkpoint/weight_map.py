@@ -5,6 +5,7 @@ character). Both sides of a rule have the same placeholders, which makes every r
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -118,12 +119,16 @@ Rule = Rename | Split | Stack
 class WeightMap:
     """Rules tried in order; a name that no rule matches stays as it is.
 
+    `older` has endings that names of older files have instead of today's (".gamma" for ".weight"): they are read as
+    today's, and never written.
+
     `to_module` and `to_file` return tuples: a Split's file tensor is several of the module, a Stack's module tensor
     is several of the file.
     """
 
-    def __init__(self, rules: tuple[Rule, ...] | list[Rule] = ()) -> None:
+    def __init__(self, rules: tuple[Rule, ...] | list[Rule] = (), older: Mapping[str, str] | None = None) -> None:
         self.rules = tuple(rules)
+        self.older = dict(older or {})
 
     def _of_file(self, name: str) -> tuple[Rule, dict[str, str], int] | None:
         """The first rule that the name matches, its placeholders, and which of the rule's file templates it is."""
@@ -136,6 +141,8 @@ class WeightMap:
 
     def to_module(self, name: str) -> tuple[str, ...]:
         """Names in the module of the tensor that the file calls `name`, in their order along dim 0."""
+        old = next((ending for ending in self.older if name.endswith(ending)), None)
+        name = name if old is None else name.removesuffix(old) + self.older[old]
         found = self._of_file(name)
         if found is None:
             return (name,)

@@ -16,6 +16,7 @@ from cuformers.kernels.decode_attention import OP as DECODE_ATTENTION
 from cuformers.kernels.experts import OP as EXPERTS
 from cuformers.kernels.gated_linear import GATED_ACTIVATION, GATED_LINEAR
 from cuformers.kernels.invariant_linear import INVARIANT_GATED_LINEAR, INVARIANT_LINEAR
+from cuformers.kernels.layer_norm import ADD_LAYER_NORM, LAYER_NORM
 from cuformers.kernels.linear import OP as LINEAR
 from cuformers.kernels.logprobs import OP as LOGPROBS
 from cuformers.kernels.logprobs import Logprobs
@@ -36,6 +37,8 @@ OPS: tuple[Op, ...] = (
     RMS_NORM,
     ADD_RMS_NORM,
     RMS_NORM_ADD,
+    LAYER_NORM,
+    ADD_LAYER_NORM,
     LINEAR,
     GATED_LINEAR,
     GATED_ACTIVATION,
@@ -68,6 +71,8 @@ class Kernels:
     rms_norm: Callable[..., Tensor]
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
     rms_norm_add: Callable[..., Tensor]
+    layer_norm: Callable[..., Tensor]
+    add_layer_norm: Callable[..., tuple[Tensor, Tensor]]
     linear: Callable[..., Tensor]
     gated_linear: Callable[..., Tensor]
     gated_activation: Callable[..., Tensor]

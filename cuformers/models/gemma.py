@@ -76,6 +76,7 @@ class Gemma3TextConfig(Gemma2Config):
     architecture: ClassVar[str] = "Gemma3ForCausalLM"
     default_theta: ClassVar[float] = 1_000_000.0
     local_theta: ClassVar[float] = 10_000.0
+    base_architecture: ClassVar[str] = "Gemma3TextModel"
 
     vocab_size: int = 262208
     max_position_embeddings: int = 131072

@@ -26,6 +26,7 @@ class GptOssConfig(MoEConfig):
     model_type: ClassVar[str] = "gpt_oss"
     architecture: ClassVar[str] = "GptOssForCausalLM"
     default_theta: ClassVar[float] = 150_000.0
+    harmless: ClassVar[frozenset[str]] = frozenset({"experts_per_token", "initial_context_length"})
 
     vocab_size: int = 201088
     hidden_size: int = 2880

@@ -43,6 +43,10 @@ class MixtralConfig(MoEConfig):
         return self.num_local_experts
 
     @property
+    def dropouts(self) -> dict[str, float]:
+        return {**super().dropouts, "router_jitter_noise": self.router_jitter_noise}
+
+    @property
     def layer_kinds(self) -> list[str]:
         return [FULL if self.sliding_window is None else SLIDING] * self.num_hidden_layers
 

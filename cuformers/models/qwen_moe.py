@@ -89,6 +89,7 @@ class Qwen3MoeConfig(QwenMoEConfig):
 
     model_type: ClassVar[str] = "qwen3_moe"
     architecture: ClassVar[str] = "Qwen3MoeForCausalLM"
+    harmless: ClassVar[frozenset[str]] = frozenset({"max_window_layers"})
 
     intermediate_size: int = 6144
     num_attention_heads: int = 32

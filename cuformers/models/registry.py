@@ -8,9 +8,9 @@ from cuformers.models.spec import ModelSpec
 @cache
 def specs() -> dict[str, ModelSpec]:
     """model_type -> ModelSpec."""
-    from cuformers.models import gemma, gpt_oss, llama, mixtral, olmo2, olmoe, phi3, qwen, qwen_moe
+    from cuformers.models import bert, gemma, gpt_oss, llama, mixtral, modernbert, olmo2, olmoe, phi3, qwen, qwen_moe
 
-    families = (llama, qwen, gemma, phi3, olmo2, mixtral, qwen_moe, olmoe, gpt_oss)
+    families = (llama, qwen, gemma, phi3, olmo2, mixtral, qwen_moe, olmoe, gpt_oss, bert, modernbert)
     return {spec.model_type: spec for family in families for spec in family.SPECS}
 
 

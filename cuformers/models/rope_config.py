@@ -1,20 +1,42 @@
 """The older spellings of rotary settings, brought to Transformers 5's `rope_parameters`."""
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 from cuformers.nn.rope import RopeSpec, is_number
 
-if TYPE_CHECKING:
-    from cuformers.models.config import ModelConfig
-
 _SCALED = ("llama3", "yarn", "longrope")
 _KNOWN = {f.name for f in fields(RopeSpec)} | {"partial_rotary_factor"}
 
 
-def normalise_rope(config: "ModelConfig") -> dict[str, Any]:
+class Rotates(Protocol):
+    """What is read of a configuration with rotary embeddings."""
+
+    default_theta: ClassVar[float]
+    rope_parameters: dict[str, Any] | None
+    max_position_embeddings: int
+    extra: dict[str, Any]
+
+
+def rope_spec(parameters: dict[str, Any], head_dim: int, max_position_embeddings: int) -> RopeSpec:
+    """One dict of rope_parameters as a RopeSpec.
+
+    Raises:
+        ValueError: a partial_rotary_factor that is none, or values that RopeSpec refuses.
+    """
+    known = {f.name for f in fields(RopeSpec)} - {"dim", "max_position_embeddings"}
+    values: dict[str, Any] = {k: v for k, v in parameters.items() if k in known}
+    values |= {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
+    share = parameters.get("partial_rotary_factor")
+    share = 1.0 if share is None else share
+    if not is_number(share) or not 0 < share <= 1:
+        raise bad_argument("rope_parameters['partial_rotary_factor']", share, "a number above 0, up to 1")
+    return RopeSpec(dim=int(head_dim * share), max_position_embeddings=max_position_embeddings, **values)
+
+
+def normalise_rope(config: Rotates) -> dict[str, Any]:
     """One dict with rope_type and rope_theta, from `rope_parameters` or from the older keys left in `config.extra`.
 
     Takes rope_theta, rope_scaling and partial_rotary_factor out of `config.extra`.
@@ -29,7 +51,7 @@ def normalise_rope(config: "ModelConfig") -> dict[str, Any]:
     return _one(config, dict(given), old)
 
 
-def _one(config: "ModelConfig", rope: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+def _one(config: Rotates, rope: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     rope.pop("type", None)
     theta = next((v for v in (rope.get("rope_theta"), old["rope_theta"]) if v is not None), config.default_theta)

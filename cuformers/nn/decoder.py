@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec
+from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, problem_of
+from cuformers.nn.backbone import Backbone
 from cuformers.nn.kernel_module import KernelModule
 from cuformers.nn.norm import RMSNorm
 from cuformers.nn.project import project
@@ -26,7 +27,7 @@ class HeadSpec:
     """Logits become softcap * tanh(logit / softcap) (Gemma 2)."""
 
 
-class Decoder(nn.Module):
+class Decoder(Backbone):
     """Embedding, layers, and the final norm, which the head applies so that it can ride in the head's product.
 
     `embed_scale` multiplies the embeddings (Gemma, Granite), rounded to their dtype first.
@@ -49,7 +50,6 @@ class Decoder(nn.Module):
         self.norm = norm
         self.rotary = RotarySet(ropes)
         self.embed_scale = embed_scale
-        self.runs_on: tuple[torch.device, ...] | None = None
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
@@ -57,9 +57,8 @@ class Decoder(nn.Module):
         return tuple(layer.self_attn.spec for layer in self.layers)  # type: ignore[union-attr]
 
     @property
-    def layer_devices(self) -> tuple[torch.device, ...]:
-        """Where each layer is computed: where its weights lie, unless `runs_on` says otherwise."""
-        return self.runs_on or tuple(next(layer.parameters()).device for layer in self.layers)
+    def embedding(self) -> nn.Embedding:
+        return self.embed_tokens
 
     def forward(self, tokens: Tensor, step: Step) -> Tensor:
         """Tokens [T] -> hidden states [T, H], before the final norm."""
@@ -70,6 +69,10 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x, step)
         return x
+
+    def hidden_states(self, tokens: Tensor, step: Step, token_types: Tensor | None = None) -> Tensor:
+        assert token_types is None, "decoders know no kinds of tokens"
+        return self.norm(self(tokens, step))
 
 
 class CausalLM(KernelModule):
@@ -87,16 +90,7 @@ class CausalLM(KernelModule):
     @property
     def attention_problem(self) -> AttentionProblem:
         """What this model asks of an attention backend, where it is now."""
-        specs, weight = self.model.attention_specs, self.lm_head.weight
-        return AttentionProblem(
-            device=weight.device,
-            dtype=weight.dtype,
-            head_dim=max(s.head_dim for s in specs),
-            softcap=any(s.softcap is not None for s in specs),
-            window=any(s.window is not None for s in specs),
-            sinks=any(s.sinks for s in specs),
-            v_head_dim=next((s.v_head_dim for s in specs if s.v_head_dim is not None), None),
-        )
+        return problem_of(self.model.attention_specs, self.lm_head.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [T, H], before the final norm -> logits [T, vocab] in the model's dtype."""

@@ -77,12 +77,26 @@ def _largest(positions: Tensor, real: Tensor | None) -> int:
     return high
 
 
+def take(x: Tensor, batch: FlatBatch) -> Tensor:
+    """[B, S, ...] -> [T, ...]: what stands at the real tokens."""
+    stream = x.flatten(0, 1)
+    return stream if batch.places is None else stream[batch.places]
+
+
 def restore(stream: Tensor, batch: FlatBatch) -> Tensor:
     """[T, ...] -> [B, S, ...], zeros where padding stood."""
     if batch.places is not None:
         padded = stream.new_zeros(batch.shape[0] * batch.shape[1], *stream.shape[1:])
         stream = padded.index_copy(0, batch.places, stream)
     return stream.unflatten(0, batch.shape)
+
+
+def restore_rows(rows: Tensor, batch: FlatBatch, starts: Tensor) -> Tensor:
+    """[N, ...] of the rows that have tokens, the first of them at `starts` [N] -> [B, ...], zeros for the others."""
+    if rows.shape[0] == batch.shape[0]:
+        return rows
+    whole = rows.new_zeros(batch.shape[0], *rows.shape[1:])
+    return whole if batch.places is None else whole.index_copy(0, batch.places[starts] // batch.shape[1], rows)
 
 
 def _describe(x: Tensor) -> str:

@@ -1,8 +1,11 @@
 """The gated feed-forward block: down(act(gate(x)) * up(x)) (arXiv 2002.05202)."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from cuformers.base.errors import bad_argument
+from cuformers.kernels.activation import activation_function
 from cuformers.nn.kernel_module import KernelModule
 from cuformers.nn.norm import RMSNorm
 from cuformers.nn.project import one_map, project
@@ -18,21 +21,43 @@ ACTIVATIONS = {
 """config.json's `hidden_act` -> the op's activation."""
 
 
+def activation_name(hidden_act: str) -> str:
+    """The op's name of config.json's activation.
+
+    Raises:
+        ValueError: one that we don't have.
+    """
+    if hidden_act not in ACTIVATIONS:
+        raise bad_argument("hidden_act", hidden_act, f"one of {sorted(ACTIVATIONS)}")
+    return ACTIVATIONS[hidden_act]
+
+
+def activation(hidden_act: str) -> Callable[[Tensor], Tensor]:
+    """config.json's activation as a function; errors as of `activation_name`."""
+    return activation_function(activation_name(hidden_act))
+
+
 class GatedMLP(KernelModule):
     """Gate and up are one product where their storage allows; the activation rides in its epilogue."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, hidden_act: str, bias: bool = False) -> None:
         super().__init__()
-        if hidden_act not in ACTIVATIONS:
-            raise bad_argument("hidden_act", hidden_act, f"one of {sorted(ACTIVATIONS)}")
-        self.activation = ACTIVATIONS[hidden_act]
+        self.activation = activation_name(hidden_act)
         self.intermediate_size = intermediate_size
         self._make_input(hidden_size, intermediate_size, bias)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+        self._make_output(hidden_size, intermediate_size, bias)
 
     def _make_input(self, hidden_size: int, intermediate_size: int, bias: bool) -> None:
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+
+    def _make_output(self, hidden_size: int, intermediate_size: int, bias: bool) -> None:
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+
+    @property
+    def output(self) -> nn.Module:
+        """The map back to the stream."""
+        return self.down_proj
 
     @property
     def leaves(self) -> tuple[nn.Module, ...]:
@@ -61,7 +86,7 @@ class GatedMLP(KernelModule):
             h = self.ops.gated_linear(x, weight, bias, self.activation, norm=args)
         else:
             h = self.ops.gated_activation(project(self.ops, x, self.leaves, norm=norm), self.activation)
-        return project(self.ops, h, (self.down_proj,), residual=residual, scale=scale, overwrite=overwrite)
+        return project(self.ops, h, (self.output,), residual=residual, scale=scale, overwrite=overwrite)
 
 
 class PackedMLP(GatedMLP):

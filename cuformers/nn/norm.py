@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation as a module."""
+"""Root-mean-square and layer normalisation as modules."""
 
 import torch
 from torch import Tensor, nn
@@ -38,3 +38,24 @@ class RMSNorm(KernelModule):
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}"
+
+
+class LayerNorm(KernelModule):
+    """(x - mean) / deviation * weight + bias, computed in float32 (arXiv 1607.06450)."""
+
+    def __init__(self, dim: int, eps: float, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.bias = nn.Parameter(torch.empty(dim)) if bias else None
+        self.eps = eps
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Of x, or of x + residual: [..., dim] -> [..., dim]."""
+        return self.ops.layer_norm(x, self.weight, self.bias, self.eps, residual)
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual); the sum is new memory."""
+        return self.ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}, bias={self.bias is not None}"

@@ -7,7 +7,7 @@ from torch import nn
 
 from cuformers.kernels.hub.layers import Uses
 from cuformers.nn.attention.block import Attention
-from cuformers.nn.decoder import Decoder
+from cuformers.nn.backbone import Backbone
 from cuformers.nn.mlp import GatedMLP
 from cuformers.nn.norm import RMSNorm
 from cuformers.nn.rope import Rotary
@@ -15,9 +15,9 @@ from cuformers.nn.rope import Rotary
 T = TypeVar("T")
 
 
-def uses_of(decoder: Decoder) -> Uses:
-    """The shapes of a decoder's norms, gated blocks and rotations."""
-    modules = list(decoder.modules())
+def uses_of(model: Backbone) -> Uses:
+    """The shapes of a model's norms, gated blocks and rotations."""
+    modules = list(model.modules())
     norms = [m for m in modules if isinstance(m, RMSNorm)]
     blocks = [m for m in modules if isinstance(m, GatedMLP)]
     rotated = [m for m in modules if isinstance(m, Attention) and m.spec.rope is not None]
@@ -27,7 +27,7 @@ def uses_of(decoder: Decoder) -> Uses:
         plain_norms=all(norm.offset == 0.0 for norm in norms),
         activations=_once((block.activation, block.intermediate_size) for block in blocks),
         num_blocks=len(blocks),
-        rotations=_once(_rotation(attention, decoder.rotary.by_name) for attention in rotated),
+        rotations=_once(_rotation(attention, model.rotary.by_name) for attention in rotated),
         num_rotated=len(rotated),
     )
 

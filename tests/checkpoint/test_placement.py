@@ -169,7 +169,7 @@ def test_names_with_cpu_beside_gpus_are_streamed():
         ({"": 0, "model.layers.1.mlp": 1}, "never split"),
         ({"model": 0}, "leaves out 'lm_head'"),
         ({"model.layers": 0, "lm_head": 0}, "leaves out 'model.embed_tokens', 'model.norm'"),
-        ({"": 0, "lm_head": 1}, "share one weight"),
+        ({"": 0, "lm_head": 1}, "belong together"),
         ({"": 0, "lm_head": 5}, r"one of \['cuda:0', 'cuda:1', 'cpu'\]"),
     ],
 )

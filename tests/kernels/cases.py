@@ -1,5 +1,6 @@
 """Inputs for every op, shared by the CPU interpreter's tests and the GPU's."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,27 @@ def norms(sizes: tuple[tuple[int, ...], ...] = ((3, 100), (2, 2, 64), (1, 1))) -
                     return Call((*inputs, randn(shape[-1], **make), 1e-5, offset))
 
                 cases.append(Case(op, f"{'x'.join(map(str, shape))}-offset{offset:.0f}", make))
+    return cases
+
+
+def layer_norms(sizes: tuple[tuple[int, ...], ...] = ((9, 100), (2, 2, 64), (1, 1))) -> list[Case]:
+    """layer_norm with and without bias and residual, add_layer_norm; rows far from zero, where variances cancel."""
+    cases = []
+    for shape in sizes:
+        for op, residual, biased in itertools.product(("layer_norm", "add_layer_norm"), (False, True), (False, True)):
+            if op == "add_layer_norm" and not residual:
+                continue
+
+            def make(dtype, device, op=op, shape=shape, residual=residual, biased=biased) -> Call:
+                make = {"dtype": dtype, "device": device}
+                x, weight = randn(*shape, **make) + 5, randn(shape[-1], **make)
+                bias = randn(shape[-1], **make) if biased else None
+                if op == "add_layer_norm":
+                    return Call((x, randn(*shape, **make), weight, bias, 1e-5))
+                return Call((x, weight, bias, 1e-5), {"residual": randn(*shape, **make) if residual else None})
+
+            name = f"{'x'.join(map(str, shape))}{'-residual' * residual}{'-bias' * biased}"
+            cases.append(Case(op, name, make))
     return cases
 
 
@@ -164,7 +186,7 @@ def prepares() -> list[Case]:
 
 def all_cases() -> list[Case]:
     """Every case that is compared by relative error."""
-    linear = [*norms(), *linears(), *invariants(), *activations()]
+    linear = [*norms(), *layer_norms(), *linears(), *invariants(), *activations()]
     steps = [*advances(), *posts(), *prepares(), *lookups(), *trapped(), *spreads()]
     return [*linear, *routes(), *mixtures(), *ropes(), *plans(), *attentions(), *decodes(), *chunks(), *steps]
 

@@ -57,7 +57,7 @@ def check_decode(shape: DecodeShape, dtype: torch.dtype, device: torch.device) -
     arguments = fp8_decode(shape, dtype, device)
     names = ("k_cache", "v_cache", "scales")
     ours, theirs = ({name: _copy(arguments[name]) for name in names} for _ in range(2))
-    out = decode_attention(**(arguments | ours))
+    out = decode_attention(**(arguments | ours | {"qkv": arguments["qkv"].clone()}))  # which may be rotated in place
     s = shape.attention
     write = {name: arguments[name] for name in ("cos", "sin", "rows", "slots", "q_norm", "k_norm") if name in arguments}
     heads = {"num_heads": s.heads, "num_kv_heads": s.kv_heads, "head_dim": s.dim}

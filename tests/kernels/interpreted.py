@@ -21,6 +21,7 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuformers.kernels.chunk_attention import triton as chunks
     from cuformers.kernels.experts import few
     from cuformers.kernels.experts.config import FewConfig
+    from cuformers.kernels.layer_norm import triton as layer_norm
     from cuformers.kernels.linear import skinny
     from cuformers.kernels.linear.config import FmaConfig
     from cuformers.kernels.logprobs import triton as logprobs
@@ -33,6 +34,7 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few, "few_up", lambda *_: FewConfig(16, 256, 4))
     monkeypatch.setattr(few, "few_down", lambda *_: FewConfig(16, 256, 4, at_once=2))
     monkeypatch.setattr(attention, "config", lambda N, *_, **__: attention.AttentionConfig(16, 4, 2, N < 3))
+    monkeypatch.setattr(layer_norm, "config", lambda *_: layer_norm.LayerNormConfig(2, 3, 4))
     monkeypatch.setattr(plan, "ROWS_AT_ONCE", 16)
     monkeypatch.setattr(chunks, "config", lambda _, group, *__: chunks.ChunkConfig(64 if group > 32 else 32, 32, 4, 2))
     monkeypatch.setattr(sample, "SPLIT", 128)

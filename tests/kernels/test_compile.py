@@ -97,6 +97,16 @@ FMA_CUT = {"BLOCK_N": 2, "BLOCK_K": 1024, "COPIES": 1}
 DRAFTS = {"K": 4, "BLOCK_K": 8}
 BUILDS = [
     Build("norm.triton._norm_kernel", {"H": 1000, "BLOCK": 1024, "ADD": "before"}),
+    Build(
+        "layer_norm.triton._layer_norm_kernel",
+        {"H": 384, "BLOCK": 512, "ROWS": 8, "TURNS": 4, "BIAS": True, "ADD": True, "KEEP": False},
+        8,
+    ),
+    Build(
+        "layer_norm.triton._layer_norm_kernel",
+        {"H": 4096, "BLOCK": 4096, "ROWS": 1, "TURNS": 4, "BIAS": False, "ADD": True, "KEEP": True},
+        8,
+    ),
     Build("gated_linear.triton._gate_kernel", {"BLOCK": 1024, "ACTIVATION": "gelu"}),
     Build("linear.fma_kernel.fma_kernel", FMA | {"T": 1, "NORM": True, "RESIDUAL": False, "ACTIVATION": "none"}),
     Build("linear.fma_kernel.fma_kernel", FMA | {"T": 2, "NORM": True, "RESIDUAL": True, "ACTIVATION": "silu"}),

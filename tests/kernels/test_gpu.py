@@ -10,7 +10,7 @@ from cuformers.kernels.cache_scales import bytes_of
 from cuformers.kernels.norm_args import Norm
 
 from .attention_cases import AttentionShape, DecodeShape, RopeShape, attend, attentions, decode, decodes, ropes
-from .cases import all_cases, check_sampling, invariants, linears, norms
+from .cases import all_cases, check_sampling, invariants, layer_norms, linears, norms
 from .chunk_cases import ChunkShape, chunk, chunks
 from .fp8_cases import DECODES, WRITES, check_decode, check_write, fp8_decode
 from .invariance import Operands, check_cuts, check_numbers_of_rows
@@ -38,6 +38,7 @@ REAL_EXPERTS = (
 )
 REAL = [
     *norms(((1, 1024), (64, 4096), (3, 5120))),
+    *layer_norms(((1, 384), (20_001, 768), (17_000, 384), (8192, 4096), (64, 4096), (3, 5120))),
     *linears((*QWEN3_06B, (1, 4096, 6144), (2, 12288, 4096), (8, 12288, 512), (1, 1024, 151936), (3, 896, 4864))),
     *invariants(((1, 4096, 6144), (100, 12288, 4096), (256, 4096, 4096), (1500, 2048, 1024), (3, 896, 4864))),
     *ropes((RopeShape(1, 16, 8, 128, 128, "qk"), RopeShape(300, 32, 8, 128, 128, "qk"), RopeShape(5, 32, 2, 80, 32))),

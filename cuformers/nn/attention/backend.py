@@ -1,5 +1,6 @@
 """What an attention backend is, and what a layer tells it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -7,6 +8,9 @@ import torch
 from torch import Tensor
 
 from cuformers.nn.step import Step
+
+BOTH_WAYS = "attention to later tokens"
+"""What a model that is not causal asks of a backend, as `lacks` names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,9 @@ class AttentionSpec:
     scale: float
     """Multiplies the scores before the softmax."""
     window: int | None = None
-    """A query sees this many keys, its own included; None means all before it."""
+    """A query sees the keys less than so many tokens away, its own included; None means at any distance."""
+    causal: bool = True
+    """A query sees no key after its own; False looks both ways, and so does the window."""
     softcap: float | None = None
     """Scores become softcap * tanh(score / softcap)."""
     rope: str | None = "default"
@@ -47,6 +53,7 @@ class AttentionProblem:
     sinks: bool = False
     v_head_dim: int | None = None
     """Elements of a value head where they are not head_dim."""
+    causal: bool = True
     train: bool = False
     """Whether gradients are asked for."""
 
@@ -57,6 +64,7 @@ class AttentionProblem:
             "softcap": self.softcap,
             "window": self.window,
             "sinks": self.sinks,
+            BOTH_WAYS: not self.causal,
             "value heads of another size": self.v_head_dim not in (None, self.head_dim),
         }
         return tuple(name for name, asked in features.items() if asked)
@@ -69,7 +77,7 @@ def lacks(problem: AttentionProblem, *can: str) -> str | None:
 
 
 class AttentionBackend(Protocol):
-    """Computes causal attention over a flat stream in which every sequence brings its own keys."""
+    """Computes attention over a flat stream in which every sequence brings its own keys."""
 
     name: str
 
@@ -87,3 +95,17 @@ class AttentionBackend(Protocol):
         """q [T, heads, d], k [T, kv_heads, d], v [T, kv_heads, dv], sinks [heads] where the spec has them
         -> [T, heads, dv]."""
         ...
+
+
+def problem_of(specs: Sequence[AttentionSpec], weight: Tensor) -> AttentionProblem:
+    """What a model with these layers asks of a backend, where its weights are."""
+    return AttentionProblem(
+        device=weight.device,
+        dtype=weight.dtype,
+        head_dim=max(s.head_dim for s in specs),
+        softcap=any(s.softcap is not None for s in specs),
+        window=any(s.window is not None for s in specs),
+        sinks=any(s.sinks for s in specs),
+        v_head_dim=next((s.v_head_dim for s in specs if s.v_head_dim is not None), None),
+        causal=all(s.causal for s in specs),
+    )

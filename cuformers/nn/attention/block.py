@@ -34,7 +34,7 @@ class Attention(KernelModule):
         assert spec.v_head_dim in (None, spec.head_dim), "this block's value heads have the size of its key heads"
         self.spec = spec
         self._make_input(hidden_size, qkv_bias)
-        self.o_proj = nn.Linear(spec.num_heads * spec.head_dim, hidden_size, bias=out_bias)
+        self._make_output(hidden_size, out_bias)
         self.sinks = nn.Parameter(torch.empty(spec.num_heads)) if spec.sinks else None
         self.has_qk_norm = qk_norm is not None
         if qk_norm is not None:
@@ -46,6 +46,14 @@ class Attention(KernelModule):
         self.q_proj = nn.Linear(hidden_size, spec.num_heads * spec.head_dim, bias=bias)
         self.k_proj = nn.Linear(hidden_size, spec.num_kv_heads * spec.head_dim, bias=bias)
         self.v_proj = nn.Linear(hidden_size, spec.num_kv_heads * spec.head_dim, bias=bias)
+
+    def _make_output(self, hidden_size: int, bias: bool) -> None:
+        self.o_proj = nn.Linear(self.spec.num_heads * self.spec.head_dim, hidden_size, bias=bias)
+
+    @property
+    def output(self) -> nn.Module:
+        """The map from the heads' outputs back to the stream."""
+        return self.o_proj
 
     @property
     def leaves(self) -> tuple[nn.Module, ...]:
@@ -73,7 +81,7 @@ class Attention(KernelModule):
     ) -> Tensor:
         """residual + scale * attention(norm(x)): [T, H] -> [T, H]."""
         out = self._attend(self._qkv(x, norm), step)
-        return project(self.ops, out.flatten(1), (self.o_proj,), residual=residual, scale=scale)
+        return project(self.ops, out.flatten(1), (self.output,), residual=residual, scale=scale)
 
     def _attend(self, qkv: Tensor, step: Step) -> Tensor:
         """Projected rows [T, (heads + 2 * kv_heads) * head_dim] -> [T, heads, head_dim]; keys and values are kept."""

@@ -8,11 +8,17 @@ from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec
 from cuformers.nn.step import Step
 
 
-def causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """[length, length], bool: True where query i sees key j, that is i - window < j <= i."""
-    ones = torch.ones(length, length, dtype=torch.bool, device=device)
-    mask = ones.tril()
-    return mask if window is None else mask & ones.triu(1 - window)
+def attention_mask(length: int, spec: AttentionSpec, device: torch.device) -> Tensor:
+    """[length, length], bool: True where query i sees key j.
+
+    That is i - window < j <= i; where the spec is not causal, i - window < j < i + window.
+    """
+    mask = torch.ones(length, length, dtype=torch.bool, device=device)
+    if spec.causal:
+        mask = mask.tril()
+    elif spec.window is not None:
+        mask = mask.tril(spec.window - 1)
+    return mask if spec.window is None else mask.triu(1 - spec.window)
 
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
@@ -25,7 +31,7 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks:
     scores = wide(torch.matmul(q, k.transpose(1, 2))) * spec.scale
     if spec.softcap is not None:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
-    mask = causal_mask(q.shape[1], spec.window, q.device)
+    mask = attention_mask(q.shape[1], spec, q.device)
     scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
         scores = torch.cat((scores, sinks.to(scores.dtype)[:, None, None].expand(-1, q.shape[1], 1)), dim=-1)

@@ -140,19 +140,27 @@ class HubAttention:
 
 
 def _tried(found: Varlen, problem: AttentionProblem) -> str | None:
-    return trial(found, problem.device, problem.dtype, problem.head_dim, problem.train, problem.sinks)
+    p = problem
+    return trial(found, p.device, p.dtype, p.head_dim, p.train, p.sinks, p.causal)
 
 
 @lru_cache(maxsize=64)
 def trial(
-    found: Varlen, device: torch.device, dtype: torch.dtype, head_dim: int, train: bool, sinks: bool
+    found: Varlen,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    train: bool,
+    sinks: bool,
+    causal: bool = True,
 ) -> str | None:
     """Why a kernel that should serve does not: it computes a few tokens, and their gradients in training.
 
     What a package was built for is known to its launches alone: a missing capability is found here, not at a first
     step. Once for each function, device, dtype and head_dim.
     """
-    spec = AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=head_dim, scale=1.0, sinks=sinks)
+    options: dict[str, Any] = {"head_dim": head_dim, "sinks": sinks, "causal": causal}
+    spec = AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, scale=1.0, **options)
     make = {"dtype": dtype, "device": device, "requires_grad": train}
     q, k, v = (torch.ones(5, heads, head_dim, **make) for heads in (2, 1, 1))
     given = [q, k, v, *([torch.full((2,), -1e4, **make)] if sinks else [])]  # sinks so low take nothing

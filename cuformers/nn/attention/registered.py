@@ -94,7 +94,7 @@ class RegisteredAttention:
         missing = lacks(problem, *can, "value heads of another size")
         if missing is not None:
             names = [ARGUMENTS[feature] for feature in problem.asks if feature in ARGUMENTS and feature not in can]
-            return f"{missing}: its signature does not name {', '.join(names)}"
+            return f"{missing}: its signature does not name {', '.join(names)}" if names else missing
         try:
             known.bind(None, None, None, None, None, scaling=1.0, dropout=0.0)
         except TypeError as reason:

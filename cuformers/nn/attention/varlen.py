@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from cuformers.nn.attention.backend import AttentionSpec
+from cuformers.nn.attention.backend import BOTH_WAYS, AttentionSpec
 from cuformers.nn.step import Step
 
 SINK_NAMES = ("learnable_sink", "s_aux")
@@ -25,6 +25,12 @@ class Varlen(NamedTuple):
     """What it can beyond plain causal attention, by the names of `AttentionProblem.asks`."""
 
 
+def window_of(spec: AttentionSpec, unbounded: Any = -1) -> tuple[Any, Any]:
+    """How many tokens a query sees to its left and to its right; `unbounded` is how a package writes all of them."""
+    reach = unbounded if spec.window is None else spec.window - 1
+    return reach, 0 if spec.causal else reach
+
+
 def torch_varlen(
     q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None = None
 ) -> Tensor:
@@ -32,10 +38,10 @@ def torch_varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     assert sinks is None and spec.softcap is None, "refused by why_not"
-    window = (-1 if spec.window is None else spec.window - 1, 0)
     grouped: dict[str, Any] = {"enable_gqa": True} if spec.num_heads != spec.num_kv_heads and _takes_gqa() else {}
     longest, bounds = step.longest, step.cu_seqlens
     assert bounds is not None, "a full step carries cu_seqlens"
+    window = window_of(spec)
     out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=spec.scale, window_size=window, **grouped)
     assert isinstance(out, Tensor)
     return out
@@ -49,7 +55,7 @@ def _takes_gqa() -> bool:
     return "enable_gqa" in signature(varlen_attn).parameters
 
 
-BUILT_IN = Varlen(torch_varlen, "PyTorch's built-in copy", ("window",))
+BUILT_IN = Varlen(torch_varlen, "PyTorch's built-in copy", ("window", BOTH_WAYS))
 
 
 def adapted(function: Callable[..., Any], origin: str) -> Varlen:
@@ -74,8 +80,8 @@ def adapted(function: Callable[..., Any], origin: str) -> Varlen:
     def attend(
         q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, step: Step, sinks: Tensor | None = None
     ) -> Tensor:
-        options: dict[str, Any] = {"softmax_scale": spec.scale, "causal": True}
-        options["window_size"] = (unbounded if spec.window is None else spec.window - 1, 0)
+        options: dict[str, Any] = {"softmax_scale": spec.scale, "causal": spec.causal}
+        options["window_size"] = window_of(spec, unbounded)
         if spec.softcap is not None:
             options["softcap"] = spec.softcap
         if sinks is not None:
@@ -87,5 +93,5 @@ def adapted(function: Callable[..., Any], origin: str) -> Varlen:
         )  # fmt: skip
         return out[0] if isinstance(out, tuple) else out
 
-    can = ["window", *(["softcap"] if "softcap" in known else []), *(["sinks"] if sink_name else [])]
+    can = ["window", BOTH_WAYS, *(["softcap"] if "softcap" in known else []), *(["sinks"] if sink_name else [])]
     return Varlen(attend, origin, tuple(can))
