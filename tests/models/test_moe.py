@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
+from cuformers.auto.base_model import AutoModel
 from cuformers.auto.causal_lm import AutoModelForCausalLM
 from cuformers.auto.config import AutoConfig
 from cuformers.auto.model import build
@@ -62,6 +64,19 @@ def test_a_file_of_whole_stacks_is_read_too(name: str, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu", progress=False)
     expected = shared(name).state_dict()
     assert all(torch.equal(tensor, expected[key]) for key, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_without_a_head(name: str, tmp_path: Path) -> None:
+    """Read from a file with a head, saved without, and read again by both."""
+    model, ids = AutoModel.from_pretrained(folder(name), device_map="cpu", progress=False), tokens(2, 15)
+    model.save_pretrained(tmp_path)
+    again = AutoModel.from_pretrained(tmp_path, device_map="cpu", progress=False)
+    theirs = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = oracle(name).model(ids).last_hidden_state
+        for one in (model, again, theirs):
+            torch.testing.assert_close(one(ids).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", MIXTURES)
