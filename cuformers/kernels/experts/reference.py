@@ -26,6 +26,7 @@ def experts(
     gate: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """See the package. One expert after the other, on the tokens that chose it."""
+    assert gate is None or not interleaved, "a gate of the caller's takes gate before up"
     T, k = ids.shape
     order = ids.flatten().argsort(stable=True)
     counts = ids.flatten().bincount(minlength=len(down)).tolist()

@@ -30,6 +30,7 @@ def experts(
     """See the package. With a `gate` of the caller's, gradients are the reference's."""
     if activation != CLAMPED_SWIGLU:
         activation_function(activation)  # refuses an unknown name
+    assert gate is None or not interleaved, "a gate of the caller's takes gate before up"
     assert x.dtype == gate_up.dtype == down.dtype, "x and the experts share one dtype"
     assert weights.dtype == torch.float32 and ids.dtype == torch.int32, "weights are float32, ids are int32"
     if not len(x):
