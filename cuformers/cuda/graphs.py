@@ -1,8 +1,9 @@
 """CUDA graphs: record a function's GPU work once, then start all of it with one call."""
 
+import gc
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Generic, TypeVar
@@ -71,14 +72,27 @@ def capture(
 
 def _record(fn: Callable[[], T], pool: object) -> CapturedGraph[T]:
     graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # pyright: ignore[reportArgumentType]
-    try:
-        result = fn()
-        graph.capture_end()
-    except BaseException:
-        _abandon(graph, pool)
-        raise
+    with _nothing_collected():
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # pyright: ignore[reportArgumentType]
+        try:
+            result = fn()
+            graph.capture_end()
+        except BaseException:
+            _abandon(graph, pool)
+            raise
     return CapturedGraph(result=result, graph=graph)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Python's collector stays away: giving back the memory and the graphs of dead models would break a recording."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: object) -> None:

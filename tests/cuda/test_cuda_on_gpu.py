@@ -1,5 +1,7 @@
 """The cuda room on a real GPU."""
 
+import gc
+
 import pytest
 import torch
 
@@ -107,3 +109,17 @@ def test_a_failed_capture_leaves_the_process_usable():
 def test_sdpa_kernels_say_why_not(kernel):
     problem = runtime.sdpa_problem(kernel, GPU, torch.float64)
     assert (problem is None) == (kernel == "math")  # the only one with float64
+
+
+def test_nothing_is_collected_during_a_recording():
+    """A dead graph in a ring of references would go, and break the recording, at some allocation of Python's."""
+    x, enabled = torch.zeros(8, device=GPU), []
+
+    def step():
+        enabled.append(gc.isenabled())
+        return x + 1
+
+    graph = graphs.capture(step, warm_ups=0)
+    assert enabled == [False] and gc.isenabled()
+    graph.replay()
+    assert graph.result.tolist() == [1.0] * 8

@@ -120,9 +120,10 @@ def test_guessed_tokens_change_no_bit(model: PreTrainedModel, alone: dict[int, A
         assert [one.generated for one in requests] == [alone[number][0] for number in range(7)]
 
 
-def penalized(number: int) -> Request:
+def penalized(number: int, banned: int) -> Request:
+    """A request with penalties, and a token that it may not say."""
     one = request(number)
-    bias = ((number, 3.0), (100 + number, -torch.inf))
+    bias = ((number, 3.0), (banned, -torch.inf)) if banned != number else ((banned, -torch.inf),)
     one.penalties = TokenPenalties(repetition=1.2 + number / 10, frequency=0.1 * number, presence=0.3, bias=bias)
     return one
 
@@ -131,13 +132,15 @@ def penalized(number: int) -> Request:
 def test_penalties_of_others_change_no_bit(model: PreTrainedModel, alone: dict[int, Any], processors: bool) -> None:
     """Nor do one's own depend on others; with processors beside them steps leave their graphs."""
     engine, own = Engine(model, use_graphs=False, prefix_cache=False), []
+    banned = [alone[number][0][0] for number in range(7)]
     for number in range(7):
-        engine.run([one := penalized(number)])
+        engine.run([one := penalized(number, banned[number])])
         own.append(result(one))
-    assert all(own[number] != alone[number] for number in (1, 3, 5)), "the penalties change nothing"
+    assert all(own[number] != alone[number] for number in range(7)), "the penalties change nothing"
     engine = Engine(model)
     for _ in range(3):
-        mixed = [make(number) for number in range(7) for make in (request, penalized)]
+        pairs = [(request(number), penalized(number, banned[number])) for number in range(7)]
+        mixed = [one for pair in pairs for one in pair]
         other = request(4)
         other.group = Group(processors=[SuppressTokensLogitsProcessor(range(500))]) if processors else None
         engine.run([*mixed, other])

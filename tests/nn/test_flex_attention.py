@@ -1,5 +1,7 @@
 """FlexAttention: the blocks of its masks, how often it is compiled, and its gradients on the CPU."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -44,8 +46,13 @@ def test_blocks(lengths: tuple[int, ...], window: int | None) -> None:
 
 def test_it_is_compiled_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few times, rather: a stream of one block, and one of many, are not the same program to PyTorch."""
-    counter, compile = CompileCounterWithBackend("aot_eager"), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **options: compile(f, backend=counter, **options))
+    counter, compile, given = CompileCounterWithBackend("aot_eager"), torch.compile, []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list) -> Any:
+        given.extend(x for x in inputs if isinstance(x, torch.Tensor) and not x.dim())
+        return counter(graph, inputs)
+
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile(f, backend=backend, **options))
     flex._compiled.cache_clear()
     shape = Shape((1,), head_dim=16, softcap=3.0)
     attend = flex._compiled(shape.spec, False)
@@ -59,6 +66,7 @@ def test_it_is_compiled_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) ->
                 attend(*heads_first, block_mask=flex.block_mask(bounds, sum(lengths), window), **options)
     flex._compiled.cache_clear()
     assert 1 <= counter.frame_count <= 4, counter.frame_count
+    assert not given, "the softcap is a number of the program, not an input"
 
 
 def test_each_kind_of_layer_is_compiled_by_itself() -> None:

@@ -169,4 +169,6 @@ def _compiled(spec: AttentionSpec, grad: bool) -> Callable[..., Any]:
         return _plain()(*args, **kwargs)
 
     own = FunctionType(attend.__code__.replace(), attend.__globals__, f"flex_attention_{spec.head_dim}")
-    return torch.compile(own, dynamic=True, fullgraph=True)
+    # With dynamic lengths a softcap would be an input of the kernel too, a number on the host, which it does not take.
+    constant = torch._dynamo.config.patch(specialize_float=True)  # pyright: ignore[reportAttributeAccessIssue]
+    return constant(torch.compile(own, dynamic=True, fullgraph=True))
