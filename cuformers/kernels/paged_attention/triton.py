@@ -31,32 +31,18 @@ class AttentionConfig(NamedTuple):
     """Tiles in flight in the loop."""
     early: bool
     """Whether the first tile is asked for before the wait for the kernel before: it shortens what is short."""
-    registers: int | None = None
-    """Of a thread, at the most; None leaves them to the compiler."""
 
 
-def config(
-    N: int, num_kv_heads: int, head_dim: int, itemsize: int, *, num_sms: int = 132, fp8: bool = False
-) -> AttentionConfig:
+def config(N: int, num_kv_heads: int, head_dim: int, itemsize: int, *, num_sms: int = 132) -> AttentionConfig:
     """The rule for a batch of N: it depends on no length, so that a captured graph serves every length.
-
-    Args:
-        N: rows.
-        num_kv_heads: programs of a row's stretch of keys.
-        head_dim: of a head.
-        itemsize: bytes of a query's element.
-        num_sms: multiprocessors.
-        fp8: pages are fp8; turning them into float16 keeps more warps busy than waiting for memory does.
 
     Example:
         >>> config(1, 8, 128, 2)
-        AttentionConfig(block_s=64, num_warps=4, stages=2, early=True, registers=None)
+        AttentionConfig(block_s=64, num_warps=4, stages=2, early=True)
     """
     block_s = 64 if head_dim * itemsize <= 256 else 32
     if N * num_kv_heads <= num_sms:
         return AttentionConfig(block_s, 4, 2, True)
-    if fp8:
-        return AttentionConfig(block_s, 4, 3, False, 128 if head_dim <= 128 else None)
     return AttentionConfig(block_s, 2, 3, False)
 
 
@@ -108,7 +94,7 @@ def paged_attention(
     # A plan of our own is the launch just before: the kernel may not read it early.
     launch = chain if plan is not None else {"PDL": False}
     plan = plan or attention_plan(lengths, num_kv_heads=HKV, window=window)
-    cut = cut or config(N, HKV, D, q.element_size(), num_sms=sms(q.device), fp8=scales is not None)
+    cut = cut or config(N, HKV, D, q.element_size(), num_sms=sms(q.device))
     part = torch.empty((plan.items.shape[0], num_heads, D), dtype=torch.float32, device=q.device)
     stats = torch.empty((plan.items.shape[0], num_heads, 2), dtype=torch.float32, device=q.device)
     sink = q if sinks is None else sinks.detach()
@@ -145,8 +131,7 @@ def _launch(
         q, k_cache, v_cache, *operands,
         q.stride(0), operands[0].stride(0), k_cache.stride(0), v_cache.stride(0), *numbers,
         HKV=HKV, G=G, D=D, BLOCK_D=triton.next_power_of_2(D), PAGE=PAGE, BLOCK_M=max(16, triton.next_power_of_2(G)),
-        BLOCK_S=cut.block_s, STAGES=cut.stages, UPCAST=interpreted(), num_warps=cut.num_warps,
-        maxnreg=cut.registers, **options,
+        BLOCK_S=cut.block_s, STAGES=cut.stages, UPCAST=interpreted(), num_warps=cut.num_warps, **options,
     )  # fmt: skip
 
 
@@ -169,5 +154,5 @@ def _launch_fp8(
         q.stride(0), operands[0].stride(0), keys.stride(0), values.stride(0), scales.keys.stride(0), *numbers,
         HKV=HKV, G=G, D=D, BLOCK_D=max(16, triton.next_power_of_2(D)), PAGE=PAGE,
         BLOCK_M=max(16, triton.next_power_of_2(G)), BLOCK_S=cut.block_s, STAGES=cut.stages, EMULATED=interpreted(),
-        num_warps=cut.num_warps, maxnreg=cut.registers, **options,
+        num_warps=cut.num_warps, **options,
     )  # fmt: skip
