@@ -31,7 +31,7 @@ STRUCTURE = ROOT / "docs" / "structure.md"
 def test_the_pages_are_there() -> None:
     names = {page.name for page in PAGES}
     assert {"README.md", "structure.md", "precision.md", "adding-a-model.md", "install.md", "nvidia-gpu.md"} <= names
-    assert {"continuous-batching.md", "embeddings.md"} <= names
+    assert {"continuous-batching.md", "embeddings.md", "lora.md"} <= names
     assert PYTHON and LINES
 
 
@@ -54,6 +54,7 @@ def test_programs_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     fill(tmp_path)
     fill_minilm(tmp_path)
     offline(monkeypatch, tmp_path)
+    monkeypatch.chdir(tmp_path)  # for what a page writes
     names: dict[str, Any] = {"__name__": "page"}
     for block in marked:
         block.run(names)

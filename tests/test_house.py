@@ -17,10 +17,11 @@ MAY_IMPORT = {
     "checkpoint": {"base", "cuda"},
     "nn": {"base", "cuda", "kernels"},
     "models": {"base", "nn", "checkpoint"},
+    "adapters": {"base", "nn", "checkpoint"},
     "generation": {"base", "cuda", "kernels", "checkpoint"},
     "engine": {"base", "cuda", "kernels", "nn", "generation"},
-    "auto": {"base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine"},
-    "cli": {"base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine", "auto"},
+    "auto": {"base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine", "adapters"},
+    "cli": {"base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine", "adapters", "auto"},
 }
 """Imports go down only. Lazy imports and those under TYPE_CHECKING count."""
 FILES = sorted(PACKAGE.rglob("*.py"))

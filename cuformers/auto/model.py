@@ -1,5 +1,6 @@
 """The model that users hold: a CausalLM with Transformers' methods."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from cuformers.auto.generate import generate
 from cuformers.auto.generating import Generating
 from cuformers.auto.output import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
-from cuformers.auto.pretrained import Pretrained, check_buildable, named
+from cuformers.auto.pretrained import WHOLE, Pretrained, check_buildable, named
 from cuformers.base.errors import bad_argument
 from cuformers.generation.config import GenerationConfig
 from cuformers.models.base_config import BaseConfig
@@ -114,13 +115,17 @@ class PreTrainedModel(Pretrained, Generating):
     def together(self) -> tuple[tuple[str, ...], ...]:
         return (("model.embed_tokens", "lm_head"),) if self.head.tied else ()
 
-    def save_pretrained(self, save_directory: str | Path, *, max_shard_size: int | str = "50GB") -> None:
-        """Writes config.json, generation_config.json and the weights, readable by Transformers.
-
-        Each file appears whole or not at all; a tie is written once.
-        """
-        super().save_pretrained(save_directory, max_shard_size=max_shard_size)
-        self.generation_config.save_pretrained(Path(save_directory))
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        max_shard_size: int | str = WHOLE,
+        selected_adapters: Sequence[str] | None = None,
+    ) -> None:
+        """The same as of every model, and generation_config.json beside whole weights."""
+        super().save_pretrained(save_directory, max_shard_size=max_shard_size, selected_adapters=selected_adapters)
+        if not self.adapters.configs:
+            self.generation_config.save_pretrained(Path(save_directory))
 
 
 def build(spec: ModelSpec, config: BaseConfig) -> PreTrainedModel:

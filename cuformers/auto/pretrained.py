@@ -1,12 +1,12 @@
 """What every model that users hold has: its configuration, its size, and how it is saved."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from cuformers.auto.computing import Computing
+from cuformers.auto.adapting import Adapting
 from cuformers.base.errors import bad_argument
 from cuformers.checkpoint.atomic import write_json_atomic
 from cuformers.checkpoint.save import save_weights
@@ -15,8 +15,11 @@ from cuformers.models.base_config import BaseConfig
 from cuformers.models.config_checks import check_config
 from cuformers.models.spec import ModelSpec
 
+WHOLE = "50GB"
+"""Files of weights are not cut up below this size."""
 
-class Pretrained(Computing):
+
+class Pretrained(Adapting):
     """A model of a checkpoint or a configuration; its class is named after its architecture."""
 
     spec: ModelSpec
@@ -52,14 +55,36 @@ class Pretrained(Computing):
         """What config.json says of the model."""
         return {**self.config.to_dict(), "dtype": str(self.dtype).removeprefix("torch.")}
 
-    def save_pretrained(self, save_directory: str | Path, *, max_shard_size: int | str = "50GB") -> None:
-        """Writes config.json and the weights, readable by Transformers.
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        max_shard_size: int | str = WHOLE,
+        selected_adapters: Sequence[str] | None = None,
+    ) -> None:
+        """Writes config.json and the weights, readable by Transformers; with adapters these alone, readable by PEFT.
 
         Each file appears whole or not at all; a tie is written once.
+
+        Args:
+            max_shard_size: bytes of a file of weights.
+            selected_adapters: only these, by name. "default" is written into the folder, others into folders of their
+                names.
         """
+        if self._saves_adapters(max_shard_size, selected_adapters):
+            self.save_adapters(save_directory, selected_adapters)
+            return
         folder = Path(save_directory)
         save_weights(self.state_dict(), folder, weight_map=self.saved_as, max_shard_size=max_shard_size)
         write_json_atomic(folder / "config.json", self.config_to_save())
+
+    def _saves_adapters(self, max_shard_size: int | str, selected: Sequence[str] | None) -> bool:
+        """Raises ValueError for what the save that it comes to can't do."""
+        if self.adapters.configs and max_shard_size != WHOLE:
+            raise bad_argument("max_shard_size", max_shard_size, f"{WHOLE!r} with adapters, which are one file each")
+        if selected is not None and not self.adapters.configs:
+            raise bad_argument("selected_adapters", selected, "None for a model without adapters")
+        return bool(self.adapters.configs)
 
 
 M = TypeVar("M", bound=Pretrained)

@@ -25,6 +25,7 @@ from cuformers.engine.profile import step_bytes
 from cuformers.engine.request import Drafts, Finish, Request
 from cuformers.engine.runner import Runner
 from cuformers.kernels.cache_scales import FP8
+from cuformers.nn.added import AddedLinear
 from cuformers.nn.attention.backend import AttentionBackend
 from cuformers.nn.cache import CacheLayout, PagedCache, layout
 from cuformers.nn.decoder import CausalLM
@@ -337,12 +338,17 @@ class Engine:
         return (self.model,) if self.draft is None else (self.model, self.draft)
 
 
-def _places(model: nn.Module) -> list[int]:
-    """Addresses of the weights. Every call of generate asks, and `model.parameters()` takes a millisecond."""
-    found: list[int] = []
+def _places(model: nn.Module) -> list[object]:
+    """Addresses of the weights, and what is added to them.
+
+    Every call of generate asks, and `model.parameters()` takes a millisecond.
+    """
+    found: list[object] = []
     left = [model]
     while left:
         module = left.pop()
+        if isinstance(module, AddedLinear):
+            found.append(module.adding)
         found += [p.data_ptr() for p in module._parameters.values() if p is not None]
         left += [child for child in module._modules.values() if child is not None]
     return found

@@ -1,9 +1,10 @@
 """Linear maps as the decoder needs them: several leaves as one product, a norm before, a residual after.
 
 The leaves keep the checkpoint's names (q_proj, gate_proj, ...). Where they are plain `nn.Linear`s that lie one after
-the other in one storage, they are used as one weight; where one of them was replaced (an adapter, a quantized layer),
-has a hook, or asks for gradients, each is called by itself. Nothing is ever stale: the fused weight is a view that is
-looked up at every call.
+the other in one storage, they are used as one weight; what is added to some of them (an adapter) is added to the slice
+of the product that is theirs. Where one of them was replaced by anything else (a quantized layer), has a hook, or asks
+for gradients, each is called by itself. Nothing is ever stale: the fused weight is a view that is looked up at every
+call.
 
 Deterministic kernels always take the leaves as one weight, whose shape decides the bits: gradients are cut up for the
 leaves, and leaves that can't be used as one are refused.
@@ -16,13 +17,24 @@ from torch import Tensor, nn
 
 from cuformers.base.log import notice
 from cuformers.kernels.table import Kernels
+from cuformers.nn.added import AddedLinear
 from cuformers.nn.norm import RMSNorm
 
 
 def is_plain(leaf: nn.Module) -> bool:
     """Whether a module is an nn.Linear that nobody has hooked, patched or replaced, so that its weight is all of it."""
+    return has_plain_map(leaf) and not _adds(leaf)
+
+
+def has_plain_map(leaf: nn.Module) -> bool:
+    """Whether a module is such an nn.Linear, or one with something added to it."""
     hooks = (leaf._forward_hooks, leaf._forward_pre_hooks, leaf._backward_hooks, leaf._backward_pre_hooks)
-    return type(leaf) is nn.Linear and not any(hooks) and "forward" not in vars(leaf)
+    kind = type(leaf) is nn.Linear or isinstance(leaf, AddedLinear)
+    return kind and not any(hooks) and "forward" not in vars(leaf)
+
+
+def _adds(leaf: nn.Module) -> bool:
+    return isinstance(leaf, AddedLinear) and bool(leaf.adding)
 
 
 def rows_as_one(parts: Sequence[Tensor]) -> Tensor | None:
@@ -76,7 +88,12 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 def fused(leaves: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None] | None:
     """Weight [sum N, K] and bias [sum N] of plain leaves as one linear map; None where they can't be had as views."""
-    if not all(is_plain(leaf) for leaf in leaves):
+    return _as_one(leaves) if all(is_plain(leaf) for leaf in leaves) else None
+
+
+def _as_one(leaves: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None] | None:
+    """The same, without what is added to the leaves."""
+    if not all(has_plain_map(leaf) for leaf in leaves):
         return None
     linears: list[nn.Linear] = list(leaves)  # type: ignore[arg-type]
     weight = rows_as_one([leaf.weight for leaf in linears])
@@ -132,7 +149,29 @@ def project(
         return ops.linear(x, weight, bias, norm=args, residual=residual, scale=scale, overwrite=overwrite)
     if norm is not None:
         x = norm(x)
+    one = _as_one(leaves)
+    if one is not None:
+        y = ops.linear(x, *one, residual=residual, scale=scale, overwrite=overwrite)
+        return _with_added(y, x, leaves, scale)  # type: ignore[arg-type]
     outputs = [leaf(x) for leaf in leaves]
     y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
     y = y if scale == 1.0 else y * scale
     return y if residual is None else residual + y
+
+
+def _with_added(y: Tensor, x: Tensor, leaves: Sequence[nn.Linear], scale: float) -> Tensor:
+    """y [T, sum N], to be used no more, plus scale * what is added to each leaf."""
+    if not torch.is_grad_enabled():
+        start = 0
+        for leaf in leaves:
+            if isinstance(leaf, AddedLinear) and leaf.adding:
+                y.narrow(-1, start, leaf.out_features).add_(leaf.added(x), alpha=scale)
+            start += leaf.out_features
+        return y
+    parts = [
+        leaf.added(x)
+        if isinstance(leaf, AddedLinear) and leaf.adding
+        else x.new_zeros(*x.shape[:-1], leaf.out_features)
+        for leaf in leaves
+    ]
+    return torch.add(y, parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1), alpha=scale)

@@ -5,7 +5,7 @@ from torch import nn
 
 from cuformers.nn.attention.block import Attention
 from cuformers.nn.mlp import GatedMLP
-from cuformers.nn.project import is_plain, rows_as_one
+from cuformers.nn.project import has_plain_map, rows_as_one
 
 
 def lay_in_rows(model: nn.Module) -> None:
@@ -15,7 +15,7 @@ def lay_in_rows(model: nn.Module) -> None:
     of one group more while it works.
     """
     for module in model.modules():
-        if not isinstance(module, (Attention, GatedMLP)) or not all(map(is_plain, module.leaves)):
+        if not isinstance(module, (Attention, GatedMLP)) or not all(map(has_plain_map, module.leaves)):
             continue  # a replaced leaf is called by itself
         for names in module.storage_groups():
             parameters = [module.get_parameter(name) for name in names]

@@ -181,13 +181,13 @@ class SizedEngine:
         if not self.asleep and self._versions() != self._seen:
             self.refresh()
 
-    def _versions(self) -> list[tuple[int, int]]:
-        return [(p.data_ptr(), p._version) for p in self._parameters]
+    def _versions(self) -> tuple[object, ...]:
+        return (self.model.adapters.version, *((p.data_ptr(), p._version) for p in self._parameters))
 
     def _present(self) -> tuple[object, ...]:
-        """Kernels, attention and weights of the model."""
+        """Kernels, attention, adapters and weights of the model."""
         weights = ((p.data_ptr(), p._version) for p in self.model.parameters())
-        return (self.model.ops, self.model.engine.backend, *weights)
+        return (self.model.ops, self.model.engine.backend, self.model.adapters.version, *weights)
 
 
 def check_possible(config: ContinuousBatchingConfig, usual: Engine) -> None:
