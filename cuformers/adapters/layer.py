@@ -52,11 +52,19 @@ class LoraLinear(AddedLinear):
         parts = [self._one(name, scaling, x) for name, scaling in self.adding]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
+    def add_to(self, y: Tensor, x: Tensor, scale: float) -> None:
+        for name, scaling in self.adding:
+            inner = self._inner(name, x).to(y.dtype)
+            y.addmm_(inner, self.lora_B[name].to(y.dtype).t(), alpha=scale * scaling)  # one launch, rounded once
+
     def _one(self, name: str, scaling: float, x: Tensor) -> Tensor:
+        return F.linear(self._inner(name, x) * scaling, self.lora_B[name].to(x.dtype))
+
+    def _inner(self, name: str, x: Tensor) -> Tensor:
+        """A dropout(x): [..., r]."""
         if self.training and self.dropout[name]:
             x = F.dropout(x, self.dropout[name])
-        inner = F.linear(x, self.lora_A[name].to(x.dtype))
-        return F.linear(inner * scaling, self.lora_B[name].to(x.dtype))
+        return F.linear(x, self.lora_A[name].to(x.dtype))
 
     def delta(self, name: str) -> Tensor:
         """scaling * B A [out, in], float32 (float64 for a float64 adapter)."""

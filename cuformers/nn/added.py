@@ -27,6 +27,10 @@ class AddedLinear(nn.Linear):
         """What is added for x [..., in_features]: [..., out_features] in x's dtype; not where `adding` is empty."""
         raise NotImplementedError
 
+    def add_to(self, y: Tensor, x: Tensor, scale: float) -> None:
+        """y [T, out_features] += scale * added(x), in place and without gradients."""
+        y.add_(self.added(x), alpha=scale)
+
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight, self.bias)
         return y + self.added(x) if self.adding else y

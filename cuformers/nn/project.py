@@ -165,7 +165,7 @@ def _with_added(y: Tensor, x: Tensor, leaves: Sequence[nn.Linear], scale: float)
         start = 0
         for leaf in leaves:
             if isinstance(leaf, AddedLinear) and leaf.adding:
-                y.narrow(-1, start, leaf.out_features).add_(leaf.added(x), alpha=scale)
+                leaf.add_to(y.narrow(-1, start, leaf.out_features), x, scale)
             start += leaf.out_features
         return y
     parts = [

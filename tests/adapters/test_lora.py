@@ -346,3 +346,20 @@ def test_merges_that_would_spoil_weights_are_refused() -> None:
     with pytest.raises(ValueError, match=r"layers.1.mlp.up_proj.*finite"):
         model.merge_adapter()
     assert all(torch.equal(before[name], model.state_dict()[name]) for name in before) and not model.adapters.merged
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+@torch.no_grad()
+def test_encoders_take_adapters_too(name: str) -> None:
+    from models.encoders import load as load_encoder
+    from models.encoders import oracle as encoder
+
+    model = load_encoder(name)
+    model.add_adapter(LoraConfig(r=4, lora_alpha=6, target_modules="all-linear"))
+    fill(model)
+    base = encoder(name)
+    weights = dict(base.named_parameters())
+    changed = {f"{path}.weight": weights[f"{path}.weight"] + 1.5 * b @ a for path, (a, b) in factors(model).items()}
+    expected = torch.func.functional_call(base, changed, (IDS,)).last_hidden_state
+    torch.testing.assert_close(model(IDS).last_hidden_state, expected, rtol=1e-5, atol=1e-4)
+    assert len(changed) >= 4 * model.config.num_hidden_layers
