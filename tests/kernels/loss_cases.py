@@ -1,6 +1,7 @@
 """Inputs and checks of linear_cross_entropy, shared by the CPU interpreter's tests and the GPU's."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class HeadShape:
         return x, weight * (2 / self.H**0.5), labels.to(device), weights
 
     @property
-    def options(self) -> dict[str, float | None]:
+    def options(self) -> dict[str, Any]:
         return {"softcap": self.softcap, "scale": self.scale}
 
 
@@ -79,7 +80,7 @@ def check_loss_gradients(shape: HeadShape, way: str, dtype: torch.dtype, device:
         leaves[1].requires_grad_(way != "frozen")
         given = leaves[2] if way in ("weighted", "all") else None
         with poisoned():
-            out = function(*leaves[:2], labels, given, entropy=way == "all", ahead=way != "tokens", **shape.options)
+            out = function(leaves[0], leaves[1], labels, given, entropy=way == "all", ahead=way != "tokens", **shape.options)
             target = out.total * 0.25
             if way in ("tokens", "all"):
                 target = (out.nll * by_nll).sum() + (target if way == "all" else 0.0)

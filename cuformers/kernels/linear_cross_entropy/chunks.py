@@ -50,7 +50,7 @@ def losses(x: Tensor, weight: Tensor, labels: Tensor, head: Head, entropy: bool)
     nll, uncertainty = _empty(x), _empty(x) if entropy else None
     for cut, logits in _chunks(x, weight):
         torch.mm(x[cut], weight.t(), out=logits)
-        _launch(logits, labels[cut], head, nll[cut], None if uncertainty is None else uncertainty[cut])
+        _launch(logits, labels[cut], head, nll[cut], _cut(uncertainty, cut))
     return nll, uncertainty
 
 
@@ -71,8 +71,7 @@ def losses_and_gradients(
     by_weight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if wanted.weight else None
     for cut, logits in _chunks(x, weight):
         torch.mm(x[cut], weight.t(), out=logits)
-        chunk = (part if part is None else part[cut] for part in (nll, uncertainty, by_nll, by_entropy))
-        _launch(logits, labels[cut], head, *chunk)
+        _launch(logits, labels[cut], head, nll[cut], _cut(uncertainty, cut), by_nll[cut], _cut(by_entropy, cut))
         if by_x is not None:
             _add_product(by_x[cut], logits, weight)
         if by_weight is not None:
@@ -83,8 +82,9 @@ def losses_and_gradients(
 def chunk_rows(num_rows: int, row_bytes: int) -> int:
     """Tokens of a chunk: equal chunks, as few as fit the memory, whole tiles where that can be."""
     most = max(1, CHUNK_BYTES // row_bytes)
-    equal = triton.cdiv(num_rows, triton.cdiv(num_rows, most))
-    return min(most, triton.cdiv(equal, TILE) * TILE)
+    chunks = -(-num_rows // most)
+    equal = -(-num_rows // chunks)
+    return min(most, _whole(equal, TILE))
 
 
 def _chunks(x: Tensor, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -92,7 +92,7 @@ def _chunks(x: Tensor, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
     T, V = len(x), len(weight)
     if not T:
         return
-    width = triton.cdiv(V, ALIGN) * ALIGN
+    width = _whole(V, ALIGN)
     rows = chunk_rows(T, width * x.element_size())
     memory = torch.empty(min(rows, T), width, dtype=x.dtype, device=x.device)
     for start in range(0, T, rows):
@@ -126,6 +126,15 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:  # Triton's interpreter
         total.addmm_(a.float(), b.float())
+
+
+def _whole(count: int, unit: int) -> int:
+    """The least multiple of the unit that holds so many."""
+    return -(-count // unit) * unit
+
+
+def _cut(x: Tensor | None, cut: slice) -> Tensor | None:
+    return None if x is None else x[cut]
 
 
 def _empty(x: Tensor) -> Tensor:
