@@ -80,7 +80,8 @@ def check_loss_gradients(shape: HeadShape, way: str, dtype: torch.dtype, device:
         leaves[1].requires_grad_(way != "frozen")
         given = leaves[2] if way in ("weighted", "all") else None
         with poisoned():
-            out = function(leaves[0], leaves[1], labels, given, entropy=way == "all", ahead=way != "tokens", **shape.options)
+            options = {"entropy": way == "all", "ahead": way != "tokens"} | shape.options
+            out = function(leaves[0], leaves[1], labels, given, **options)
             target = out.total * 0.25
             if way in ("tokens", "all"):
                 target = (out.nll * by_nll).sum() + (target if way == "all" else 0.0)
