@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, problem_of
 from cuformers.nn.backbone import Backbone
 from cuformers.nn.kernel_module import KernelModule
-from cuformers.nn.loss import averaged, loss_of_logits
+from cuformers.nn.loss import averaged, loss_of_logits, that_count
 from cuformers.nn.norm import RMSNorm
 from cuformers.nn.project import is_plain, project
 from cuformers.nn.rope import RopeSpec, RotarySet
@@ -108,9 +108,10 @@ class CausalLM(KernelModule):
 
         Args:
             hidden: [T, H], before the final norm.
-            targets: [T], int64; -100 is ignored.
+            targets: [T], int64; -100 is ignored. Where they are on the CPU, tokens without one cost the head nothing.
             num_items: what the sum is divided by; None means the number of targets that count.
         """
+        hidden, targets = that_count(hidden, targets)
         weight = self.lm_head.weight
         if self.ops.deterministic or not is_plain(self.lm_head) or weight.device != hidden.device:
             return loss_of_logits(self.logits(hidden), targets, num_items)

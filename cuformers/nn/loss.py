@@ -13,14 +13,27 @@ IGNORE = -100
 def next_tokens(labels: Tensor, batch: FlatBatch, vocab_size: int) -> Tensor:
     """Labels [B, S] -> [T], int64: the label of the position after each token; -100 after a row's last.
 
-    Labels where padding stands still are what the token before has to say; padding itself says nothing.
+    Labels where padding stands still are what the token before has to say; padding itself says nothing. The result is
+    where the labels are, or, as the door looks at padding on the model's device, there.
 
     Raises:
         ValueError: labels on the CPU that are no tokens. On a GPU a wrong label makes the loss NaN.
     """
     check_labels(labels.flatten(), vocab_size, IGNORE)
-    following = F.pad(labels.to(batch.tokens.device, torch.int64), (0, 1), value=IGNORE)[:, 1:]
-    return take(following, batch)
+    following = F.pad(labels.to(torch.int64), (0, 1), value=IGNORE)[:, 1:]
+    return take(following if batch.places is None else following.to(batch.tokens.device), batch)
+
+
+def that_count(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states [T, H] and targets [T] -> those of the tokens with a target, on the device of the former.
+
+    Targets on a GPU all stay, as the host doesn't know how many count, and does not wait to hear it.
+    """
+    if targets.device.type != "cpu":
+        return hidden, targets.to(hidden.device)
+    places = (targets != IGNORE).nonzero()[:, 0]
+    there = {"device": hidden.device, "non_blocking": True}
+    return hidden.index_select(0, places.to(**there)), targets[places].to(**there)
 
 
 def loss_of_logits(logits: Tensor, targets: Tensor, num_items: Tensor | int | None = None) -> Tensor:

@@ -8,7 +8,14 @@ from .cases import all_cases, check_sampling
 from .fp8_cases import DECODES, WRITES, check_decode, check_write
 from .judge import Case, check
 from .logprobs_cases import check_logprobs
-from .loss_cases import SMALL_HEADS, WAYS, HeadShape, check_loss_gradients
+from .loss_cases import (
+    SMALL_HEADS,
+    WAYS,
+    HeadShape,
+    check_loss_gradients,
+    check_losses_twice,
+    check_losses_under_autocast,
+)
 from .moe_cases import SMALL, ExpertShape, check_gradients, check_order
 from .penalty_cases import check_penalties
 
@@ -124,6 +131,15 @@ def test_gradients_of_the_experts_are_the_references(shape: ExpertShape, dtype: 
 @pytest.mark.parametrize("shape", SMALL_HEADS, ids=str)
 def test_gradients_of_losses_are_the_references(shape: HeadShape, way: str, dtype: torch.dtype) -> None:
     check_loss_gradients(shape, way, dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_losses_are_the_same_in_two_passes(dtype: torch.dtype) -> None:
+    check_losses_twice(dtype, CPU)
+
+
+def test_losses_under_autocast() -> None:
+    check_losses_under_autocast(CPU)
 
 
 def test_a_label_that_is_no_token_has_no_loss() -> None:

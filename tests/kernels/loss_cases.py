@@ -94,3 +94,37 @@ def check_loss_gradients(shape: HeadShape, way: str, dtype: torch.dtype, device:
         if right is not None:
             assert found.shape == right.shape
             assert error(found, right) <= 2 * TOLERANCE[dtype], f"{place} of {shape}, {way}: {error(found, right):.2e}"
+
+
+def check_losses_twice(dtype: torch.dtype, device: torch.device) -> None:
+    """Two backward passes give each the same bits; without tokens there is nothing, with a gradient of zeros."""
+    from cuformers.kernels.linear_cross_entropy.triton import linear_cross_entropy
+
+    x, weight, labels, _ = HeadShape(37, 32, 517).make(dtype, device)
+    leaves = x.requires_grad_(), weight.requires_grad_()
+    total = linear_cross_entropy(*leaves, labels).total * 0.3
+    first, second = (torch.autograd.grad(total, leaves, retain_graph=True) for _ in range(2))
+    again = torch.autograd.grad(linear_cross_entropy(*leaves, labels).total * 0.3, leaves)
+    for a, b, c in zip(first, second, again):
+        assert a.any() and torch.equal(a, b) and torch.equal(a, c)
+    with poisoned():
+        none = linear_cross_entropy(x[:0], weight, labels[:0], entropy=True)
+    assert none.nll.shape == (0,) and none.total == 0
+    assert not torch.autograd.grad(none.total, weight)[0].any()
+
+
+def check_losses_under_autocast(device: torch.device) -> None:
+    """Parameters in float32 get gradients in float32, of products in bfloat16, as those of a linear layer."""
+    from cuformers.kernels.linear_cross_entropy import reference, triton
+
+    told = []
+    for function in (triton.linear_cross_entropy, reference.linear_cross_entropy):
+        x, weight, labels, _ = HeadShape(37, 32, 517).make(torch.float32, device)
+        leaves = x.requires_grad_(), weight.requires_grad_()
+        with torch.autocast(device.type, torch.bfloat16):
+            total = function(*leaves, labels).total
+        told.append((total, *torch.autograd.grad(total, leaves)))
+    for found, right in zip(*told):
+        assert found.dtype == right.dtype == torch.float32
+        assert 1e-6 < error(found, right.detach()) < TOLERANCE[torch.bfloat16] or found.dim() == 0
+    torch.testing.assert_close(told[0][0], told[1][0], rtol=1e-5, atol=0)

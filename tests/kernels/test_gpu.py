@@ -16,7 +16,16 @@ from .fp8_cases import DECODES, WRITES, check_decode, check_write, fp8_decode
 from .invariance import Operands, check_cuts, check_numbers_of_rows
 from .judge import Call, Case, check, error, triton_kernels
 from .logprobs_cases import check_logprobs
-from .loss_cases import REAL_HEADS, SMALL_HEADS, WAYS, HeadShape, check_loss_gradients, token_losses
+from .loss_cases import (
+    REAL_HEADS,
+    SMALL_HEADS,
+    WAYS,
+    HeadShape,
+    check_loss_gradients,
+    check_losses_twice,
+    check_losses_under_autocast,
+    token_losses,
+)
 from .moe_cases import SMALL, ExpertShape, check_alone, check_gradients, check_order, choices, mixtures, operands
 from .penalty_cases import check_penalties
 from .speculate_cases import LookupShape, lookups, on, repeating, speculate, trapped
@@ -197,6 +206,15 @@ def test_gradients_of_the_experts_are_the_references(shape: ExpertShape, dtype: 
 @pytest.mark.parametrize("shape", [*SMALL_HEADS, *REAL_HEADS], ids=str)
 def test_gradients_of_losses_are_the_references(shape: HeadShape, way: str, dtype: torch.dtype) -> None:
     check_loss_gradients(shape, way, dtype, GPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_losses_are_the_same_in_two_passes(dtype: torch.dtype) -> None:
+    check_losses_twice(dtype, GPU)
+
+
+def test_losses_under_autocast() -> None:
+    check_losses_under_autocast(GPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

@@ -110,11 +110,11 @@ def _launch(
     by_entropy: Tensor | None = None,
 ) -> None:
     rows, V = logits.shape
+    cut = {"BLOCK": min(BLOCK, triton.next_power_of_2(V)), "num_warps": WARPS}
     loss_kernel[(rows,)](
         logits, labels, nll, entropy, by_nll, by_entropy, V, logits.stride(0),
         head.ignore_index, float(head.scale), float(head.softcap or 0.0),
-        BLOCK=min(BLOCK, triton.next_power_of_2(V)), SOFTCAP=head.softcap is not None,
-        ENTROPY=entropy is not None, GRAD=by_nll is not None, num_warps=WARPS,
+        SOFTCAP=head.softcap is not None, ENTROPY=entropy is not None, GRAD=by_nll is not None, **cut,
     )  # fmt: skip
 
 
