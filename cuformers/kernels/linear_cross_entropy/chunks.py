@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -64,7 +64,7 @@ def losses_and_gradients(
     by_entropy: Tensor | None,
     wanted: Wanted,
 ) -> tuple[Tensor, Tensor | None, Gradients]:
-    """The same, and the gradients that come of by_nll and by_entropy, float32 [T]. by_entropy asks for the entropy."""
+    """The same, and the gradients that come of by_nll and by_entropy, float32 [T]; the latter's None is zeros."""
     nll, uncertainty = _empty(x), _empty(x) if entropy else None
     by_entropy = torch.zeros_like(nll) if entropy and by_entropy is None else by_entropy
     by_x = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if wanted.x else None
@@ -110,11 +110,16 @@ def _launch(
     by_entropy: Tensor | None = None,
 ) -> None:
     rows, V = logits.shape
-    cut = {"BLOCK": min(BLOCK, triton.next_power_of_2(V)), "num_warps": WARPS}
+    cut: dict[str, Any] = {
+        "BLOCK": min(BLOCK, triton.next_power_of_2(V)),
+        "SOFTCAP": head.softcap is not None,
+        "ENTROPY": entropy is not None,
+        "GRAD": by_nll is not None,
+        "num_warps": WARPS,
+    }
     loss_kernel[(rows,)](
         logits, labels, nll, entropy, by_nll, by_entropy, V, logits.stride(0),
-        head.ignore_index, float(head.scale), float(head.softcap or 0.0),
-        SOFTCAP=head.softcap is not None, ENTROPY=entropy is not None, GRAD=by_nll is not None, **cut,
+        head.ignore_index, float(head.scale), float(head.softcap or 0.0), **cut,
     )  # fmt: skip
 
 
