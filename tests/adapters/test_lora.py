@@ -9,6 +9,7 @@ import pytest
 import torch
 from models.checkpoints import load, oracle, shared
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from adapters.lora import FAMILIES, IDS, adapted, factors, fill, formula
 from cuformers import LoraConfig, get_peft_model
@@ -363,3 +364,16 @@ def test_encoders_take_adapters_too(name: str) -> None:
     expected = torch.func.functional_call(base, changed, (IDS,)).last_hidden_state
     torch.testing.assert_close(model(IDS).last_hidden_state, expected, rtol=1e-5, atol=1e-4)
     assert len(changed) >= 4 * model.config.num_hidden_layers
+
+
+def test_the_loss_sees_an_adapter_of_the_head() -> None:
+    """The loss that makes no logits multiplies with the head's weight alone, where that is all there is."""
+    model = adapted("llama", LoraConfig(r=4, lora_alpha=6, target_modules=["lm_head", "q_proj"])).train()
+    loss = model(IDS, labels=IDS).loss
+    expected = cross_entropy(formula("llama", 1.5, factors(model))[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+    leaves = [t for pair in factors(model).values() for t in pair]
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    for one, other in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves)):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+    with model.disable_adapter():
+        torch.testing.assert_close(model(IDS, labels=IDS).loss, shared("llama")(IDS, labels=IDS).loss, **CLOSE)
