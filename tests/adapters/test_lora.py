@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from models.checkpoints import load, oracle, shared
+from models.checkpoints import load, oracle, shared, tokens
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from adapters.lora import FAMILIES, IDS, adapted, factors, fill, formula
-from cuformers import LoraConfig, get_peft_model
+from cuformers import ContinuousBatchingConfig, GenerationConfig, LoraConfig, get_peft_model
 from cuformers.adapters.layer import LoraLinear, lora_layers
+from cuformers.engine.capacity import PAGE_SIZE
 from cuformers.kernels.table import reference
 from cuformers.nn.kernel_module import set_kernels
 
@@ -208,8 +209,6 @@ def test_an_engine_is_made_anew_for_other_adapters() -> None:
 
 
 def test_a_kept_manager_notices_a_switch() -> None:
-    from cuformers import ContinuousBatchingConfig, GenerationConfig
-
     model = adapted("llama")
     config = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=None)
     sizes = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=128)
@@ -377,3 +376,23 @@ def test_the_loss_sees_an_adapter_of_the_head() -> None:
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
     with model.disable_adapter():
         torch.testing.assert_close(model(IDS, labels=IDS).loss, shared("llama")(IDS, labels=IDS).loss, **CLOSE)
+
+
+def test_a_running_manager_notices_a_switch_between_requests() -> None:
+    """Its next prompt shares no pages with those that another adapter computed."""
+    model, prompt = adapted("llama"), tokens(1, 2 * PAGE_SIZE + 9)[0].tolist()
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    expected = [model.generate(torch.tensor([prompt]), pad_token_id=0, **options)[0, len(prompt):].tolist()]
+    with model.disable_adapter():
+        expected.append(model.generate(torch.tensor([prompt]), pad_token_id=0, **options)[0, len(prompt):].tolist())
+    manager = model.init_continuous_batching(
+        GenerationConfig(**options), ContinuousBatchingConfig(num_blocks=32, max_batch_tokens=1024)
+    )
+    manager.start()
+    found = []
+    for on in (True, False, True):
+        (model.enable_adapters if on else model.disable_adapters)()
+        manager.add_request(prompt)
+        found.append(list(manager.get_result(timeout=60).generated_tokens))
+    manager.stop()
+    assert found == [*expected, expected[0]] and expected[0] != expected[1]
