@@ -130,9 +130,11 @@ class Computing(HubLayers, KernelModule):
         the same bits as generation, in training too.
 
         Raises:
-            ValueError: there is no NVIDIA GPU, or kernels or an attention backend were asked for that can't do it; all
-                stays as it was then.
+            ValueError: there is no NVIDIA GPU, the model's layers carry a state, or kernels or an attention backend
+                were asked for that can't do it; all stays as it was then.
         """
+        if on and not self.backbone.attention_specs:
+            raise bad_argument("deterministic", on, "False for a model whose layers carry a state")
         ops = self._table(self._kernels_wanted, on, self._layers_wanted)
         backend = self._choose_backend(self._attention_wanted, ops)
         set_kernels(self, ops)

@@ -4,8 +4,8 @@
                   initial=None, activation="silu", keep=False) -> Convolved
 
 x is a flat stream of N sequences, of which sequence n is [cu_seqlens[n], cu_seqlens[n + 1]); the last one ends at T,
-and any may be empty. Its rows may lie apart. A token sees itself and the K - 1 tokens before it in its sequence; what is
-before a sequence's first token is `initial` [N, K - 1, C], in the order of time, or zeros. `activation` is "silu" or
+and any may be empty. Its rows may lie apart. A token sees itself and the K - 1 tokens before it in its sequence; before
+a sequence's first token stands `initial` [N, K - 1, C], in the order of time, or zeros. `activation` is "silu" or
 "none". With `keep` the last K - 1 inputs of each sequence come back, as `initial` for what follows it.
 """
 
