@@ -285,7 +285,7 @@ def test_kernels(where: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for mode in (False, True, False):
         model.train(mode)
         calls(folder)
-        logits = model(ids, labels=ids).logits if mode else _without_gradients(model, ids)
+        logits = model(ids, labels=ids, skip_logits=False).logits if mode else _without_gradients(model, ids)
         assert len(calls(folder)) == sum(type(m).__name__ == "RMSNorm" for m in model.modules()) == 9
     (norm,) = (choice for choice in model.kernels() if choice.op == "rms_norm")
     assert norm.implementation.name == f"{LIGER}@v1:LigerRMSNorm" and norm.mode == "infer"

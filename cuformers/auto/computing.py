@@ -20,6 +20,7 @@ from cuformers.models.base_config import BaseConfig
 from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem, problem_of
 from cuformers.nn.attention.choose import attention_name, choose_backend
 from cuformers.nn.attention.deterministic import deterministic_backend
+from cuformers.nn.attention.eager import EagerAttention
 from cuformers.nn.backbone import Backbone
 from cuformers.nn.kernel_module import KernelModule, set_kernels
 from cuformers.nn.offload import Offload
@@ -229,6 +230,10 @@ class Computing(HubLayers, KernelModule):
         return choose(layers, uses_of(self.backbone), problem, self.device, want)
 
     def _choose_backend(self, name: str | None, ops: Kernels) -> AttentionBackend:
+        if not self.backbone.attention_specs:
+            if name is not None:
+                raise bad_argument("attn_implementation", name, "None for a model without attention")
+            return EagerAttention()  # never called
         if ops.deterministic:
             return deterministic_backend(name, self.attention_problem, ops.chunk_attention)
         return choose_backend(name, self.attention_problem, allow_all_kernels=self._allow_all_kernels)

@@ -16,8 +16,8 @@ from cuformers.generation.config import GenerationConfig
 from cuformers.models.base_config import BaseConfig
 from cuformers.models.moe_config import MoEConfig
 from cuformers.models.spec import ModelSpec
-from cuformers.nn.flatten import FlatBatch, flatten, restore
-from cuformers.nn.loss import next_token_loss
+from cuformers.nn.flatten import FlatBatch, flatten, restore, take
+from cuformers.nn.loss import loss_of_logits, next_tokens
 from cuformers.nn.moe import balancing_loss, recorded_logits
 from cuformers.nn.step import full_step
 
@@ -41,19 +41,22 @@ class PreTrainedModel(Pretrained, Generating):
         *,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool | None = None,
         output_router_logits: bool | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
     ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast | tuple[Any, ...]:
-        """Logits, and the next-token loss where labels are given.
+        """Logits, and the next-token loss where labels are given; in training mode then the loss alone.
 
         Args:
             input_ids: [B, S], integer.
             attention_mask: [B, S], 1 for real tokens; padding may stand on either side.
             position_ids: [B, S] or [1, S]; None counts from each row's first real token.
-            labels: [B, S]; -100 is ignored. They are shifted inside.
+            labels: [B, S]; -100 is ignored. They are shifted inside; at positions of padding nothing is predicted.
             logits_to_keep: only so many last positions get logits; 0 means all.
             num_items_in_batch: what the summed loss is divided by; None means the labels that count.
+            skip_logits: with labels: compute the loss without the logits of the whole batch, and return none. None does
+                so in training mode.
             output_router_logits: of a mixture of experts: the routers' logits and their balancing loss too, which joins
                 the loss with the weight config.router_aux_loss_coef. None does as the config says.
             use_cache: True is refused: `generate` keeps its cache in the engine.
@@ -66,19 +69,34 @@ class PreTrainedModel(Pretrained, Generating):
         if labels is not None and (labels.shape != input_ids.shape or logits_to_keep):
             shapes = f"{tuple(labels.shape)} for input_ids of shape {tuple(input_ids.shape)}"
             raise ValueError(f"labels must have input_ids' shape and all logits (logits_to_keep=0), got {shapes}.")
+        if skip_logits and labels is None:
+            raise bad_argument("skip_logits", skip_logits, "False or None without labels")
         batch = flatten(input_ids.to(self.device), attention_mask, position_ids)
+        targets = None if labels is None else next_tokens(labels, batch, self.config.vocab_size)
         self.model.rotary.reserve(batch.max_position + 1, self.device)
         step = full_step(batch.positions, batch.lengths, self.backend)
         with recorded_logits(self.model, self._wants_routers(output_router_logits)) as routed:
             hidden = self.model(batch.tokens, step)
-        if logits_to_keep:
-            kept = restore(hidden, batch)[:, -logits_to_keep:]
-            logits = self.logits(kept.flatten(0, 1)).unflatten(0, kept.shape[:2])
-        else:
-            logits = restore(self.logits(hidden), batch)
-        loss = None if labels is None else next_token_loss(logits, labels, num_items_in_batch)
+        skip = targets is not None and (self.training if skip_logits is None else skip_logits)
+        logits = None if skip else self._logits(hidden, batch, logits_to_keep)
+        loss = None if targets is None else self._loss(hidden, targets, logits, batch, num_items_in_batch)
         output = self._output(loss, logits, routed, batch)
         return output.to_tuple() if return_dict is False else output
+
+    def _logits(self, hidden: Tensor, batch: FlatBatch, keep: int) -> Tensor:
+        """[B, S or keep, vocab]; only those of the last positions are computed where keep is not 0."""
+        if not keep:
+            return restore(self.logits(hidden), batch)
+        kept = restore(hidden, batch)[:, -keep:]
+        return self.logits(kept.flatten(0, 1)).unflatten(0, kept.shape[:2])
+
+    def _loss(
+        self, hidden: Tensor, targets: Tensor, logits: Tensor | None, batch: FlatBatch, num_items: Tensor | int | None
+    ) -> Tensor:
+        """From the logits, where they are there anyway."""
+        if logits is None:
+            return self.loss(hidden, targets, num_items)
+        return loss_of_logits(take(logits, batch), targets, num_items)
 
     def _wants_routers(self, asked: bool | None) -> bool:
         config = self.config
@@ -87,7 +105,7 @@ class PreTrainedModel(Pretrained, Generating):
         return isinstance(config, MoEConfig) and (config.output_router_logits if asked is None else asked)
 
     def _output(
-        self, loss: Tensor | None, logits: Tensor, routed: list[Tensor], batch: FlatBatch
+        self, loss: Tensor | None, logits: Tensor | None, routed: list[Tensor], batch: FlatBatch
     ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast:
         config = self.config
         if not isinstance(config, MoEConfig):

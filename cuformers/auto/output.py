@@ -24,7 +24,7 @@ class CausalLMOutputWithPast(ModelOutput):
     loss: Tensor | None = None
     """Scalar, float32; only where labels were given."""
     logits: Tensor | None = None
-    """[B, S, vocab] in the model's dtype; zeros where padding stood."""
+    """[B, S, vocab] in the model's dtype; zeros where padding stood. None where the loss was computed without them."""
     past_key_values: None = None
     """Always None: the cache belongs to the engine, which `generate` runs on."""
 
@@ -38,7 +38,7 @@ class MoeCausalLMOutputWithPast(ModelOutput):
     aux_loss: Tensor | None = None
     """The balancing loss of all layers before its coefficient, scalar, float32."""
     logits: Tensor | None = None
-    """[B, S, vocab] in the model's dtype; zeros where padding stood."""
+    """[B, S, vocab] in the model's dtype; zeros where padding stood. None where the loss was computed without them."""
     past_key_values: None = None
     """Always None, as above."""
     router_logits: tuple[Tensor, ...] | None = None

@@ -1,5 +1,6 @@
 """Which device to use, and the two facts about it that kernels are chosen by."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -75,6 +76,12 @@ def synchronize(device: torch.device | str | int) -> None:
     index = gpu_index(device)
     if index is not None:
         torch.cuda.synchronize(index)
+
+
+def on(device: torch.device | str | int) -> AbstractContextManager:
+    """While entered, what names no device goes to this one: Triton's launches, events, streams asked for by nobody."""
+    index = gpu_index(device)
+    return nullcontext() if index is None else torch.cuda.device(index)
 
 
 def gpu_index(device: torch.device | str | int) -> int | None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from cuformers.cuda import memory
+from cuformers.cuda.device import on
 from cuformers.engine.cache_dtype import wants_fp8
 from cuformers.engine.capacity import PAGE_SIZE, Capacity, needed, wanted
 from cuformers.engine.draft_model import check_draft, page_bytes
@@ -154,6 +155,10 @@ class Engine:
     @torch.no_grad()
     def step(self) -> bool:
         """Starts the next step, and looks at the tokens of one that was started before; False when nothing is to do."""
+        with on(self.device):
+            return self._step()
+
+    def _step(self) -> bool:
         assert self.runner is not None and self.planner is not None, "reserve comes before step"
         plan = self.planner.plan(settled=not self._letters)
         launched = plan is not None and not plan.wait

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from cuformers.kernels.guard import guarded
+from cuformers.kernels.guard import guarded, where_tensors_are
 
 Mode = Literal["infer", "train"]
 HALF = frozenset({torch.bfloat16, torch.float16})
@@ -114,6 +114,8 @@ class Op:
 
     def _load(self, candidate: Implementation) -> Callable:
         function = candidate.load()
+        if candidate.min_capability is not None:
+            function = where_tensors_are(function)
         return function if "train" in candidate.modes else guarded(function, self.implementations[-1].load())
 
 

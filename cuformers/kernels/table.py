@@ -20,6 +20,8 @@ from cuformers.kernels.gated_linear import GATED_ACTIVATION, GATED_LINEAR
 from cuformers.kernels.invariant_linear import INVARIANT_GATED_LINEAR, INVARIANT_LINEAR
 from cuformers.kernels.layer_norm import ADD_LAYER_NORM, LAYER_NORM
 from cuformers.kernels.linear import OP as LINEAR
+from cuformers.kernels.linear_cross_entropy import OP as LINEAR_CROSS_ENTROPY
+from cuformers.kernels.linear_cross_entropy import TokenLosses
 from cuformers.kernels.logprobs import OP as LOGPROBS
 from cuformers.kernels.logprobs import Logprobs
 from cuformers.kernels.moe_route import OP as MOE_ROUTE
@@ -62,6 +64,7 @@ OPS: tuple[Op, ...] = (
     SAMPLE,
     ARGMAX,
     LOGPROBS,
+    LINEAR_CROSS_ENTROPY,
     PENALIZE,
     ADVANCE,
     POST,
@@ -99,6 +102,7 @@ class Kernels:
     sample: Callable[..., Tensor]
     argmax: Callable[..., Tensor]
     logprobs: Callable[..., Logprobs]
+    linear_cross_entropy: Callable[..., TokenLosses]
     penalize: Callable[..., Tensor]
     advance: Callable[..., None]
     post: Callable[..., None]

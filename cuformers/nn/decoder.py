@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from cuformers.nn.attention.backend import AttentionProblem, AttentionSpec, problem_of
 from cuformers.nn.backbone import Backbone
 from cuformers.nn.kernel_module import KernelModule
+from cuformers.nn.loss import averaged, loss_of_logits, that_count
 from cuformers.nn.norm import RMSNorm
-from cuformers.nn.project import project
+from cuformers.nn.project import is_plain, project
 from cuformers.nn.rope import RopeSpec, RotarySet
 from cuformers.nn.step import Step
 
@@ -98,3 +99,23 @@ class CausalLM(KernelModule):
         if self.head.softcap is not None:
             y = torch.tanh(y / self.head.softcap) * self.head.softcap
         return y
+
+    def loss(self, hidden: Tensor, targets: Tensor, num_items: Tensor | int | None = None) -> Tensor:
+        """Cross-entropy of the tokens that follow, without the logits of the whole batch: scalar, float32.
+
+        They are made after all by deterministic kernels, whose loss is that of their own logits, and by a head that is
+        more than its weight (an adapter, a hook).
+
+        Args:
+            hidden: [T, H], before the final norm.
+            targets: [T], int64; -100 is ignored. Where they are on the CPU, tokens without one cost the head nothing.
+            num_items: what the sum is divided by; None means the number of targets that count.
+        """
+        hidden, targets = that_count(hidden, targets)
+        weight = self.lm_head.weight
+        if self.ops.deterministic or not is_plain(self.lm_head) or weight.device != hidden.device:
+            return loss_of_logits(self.logits(hidden), targets, num_items)
+        x = self.model.norm(hidden)
+        options = {"scale": self.head.scale, "softcap": self.head.softcap}
+        total = self.ops.linear_cross_entropy(x, weight, targets, **options).total
+        return averaged(total, targets, num_items)

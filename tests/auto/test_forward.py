@@ -58,6 +58,57 @@ def test_losses(num_items: int | Tensor | None) -> None:
         torch.testing.assert_close(loss, expected, rtol=1e-5 if dtype == "float32" else 0.05, atol=0)
 
 
+@pytest.mark.parametrize("name", [NAME, "gemma2", "granite", "qwen3-tied"])
+@pytest.mark.parametrize("num_items", [None, torch.tensor(30)])
+def test_training_computes_the_loss_without_the_logits(name: str, num_items: Tensor | None) -> None:
+    """Value and gradients are those of the logits' loss, in padded batches too; eval mode does as it is told."""
+    ids, mask = tokens(3, 9), torch.ones(3, 9)
+    mask[0, :4] = mask[2, 6:] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    given = {"attention_mask": mask, "labels": labels, "num_items_in_batch": num_items}
+    model, found = load(name).train(), []
+    for skip in (None, False):
+        out = model(ids, skip_logits=skip, **given)
+        assert (out.logits is None) == (skip is None)
+        out.loss.backward()
+        found.append((out.loss.detach(), {n: p.grad for n, p in model.named_parameters()}))
+        model.zero_grad()
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        quiet = model.eval()(ids, skip_logits=True, **given)
+        assert quiet.logits is None and torch.allclose(quiet.loss, found[0][0], rtol=1e-5)
+        assert model(ids, **given).logits is not None
+
+
+def test_a_head_that_is_more_than_its_weight_is_called() -> None:
+    ids, model = tokens(2, 9), load(NAME).train()
+    plain = model(ids, labels=ids).loss
+    model.lm_head.register_forward_hook(lambda m, a, out: out * 0.5)
+    hooked = model(ids, labels=ids)
+    assert hooked.logits is None and (hooked.loss - plain).abs() > 1e-3
+    torch.testing.assert_close(hooked.loss, model(ids, labels=ids, skip_logits=False).loss)
+
+
+def test_a_batch_in_which_nothing_counts_trains_nothing() -> None:
+    ids, model = tokens(2, 9), load(NAME).train()
+    loss = model(ids, labels=torch.full_like(ids, -100)).loss
+    assert loss.isnan()
+    loss.backward()
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_padding_predicts_nothing() -> None:
+    """Labels that were not blanked out there: the loss is that of the rows without padding."""
+    ids, mask = tokens(2, 9), torch.ones(2, 9)
+    mask[0, :4] = mask[1, 6:] = 0
+    blank = ids.clone()
+    blank[0, :5] = -100  # the first real token is nobody's next
+    blank[1, 7:] = -100
+    for model in (load(NAME), load(NAME).train()):
+        mine, right = (model(ids, attention_mask=mask, labels=labels).loss for labels in (ids, blank))
+        torch.testing.assert_close(mine, right)
+
+
 def test_the_output_reads_as_in_transformers() -> None:
     ids = tokens(1, 5)
     with torch.no_grad():
@@ -77,6 +128,8 @@ def test_the_output_reads_as_in_transformers() -> None:
     ({"logits_to_keep": -1}, ValueError, "logits_to_keep=-1"),
     ({"labels": tokens(1, 3)}, ValueError, r"labels must have input_ids' shape.*\(1, 3\)"),
     ({"labels": tokens(1, 4), "logits_to_keep": 2}, ValueError, "logits_to_keep=0"),
+    ({"labels": tokens(1, 4) + 100_000}, ValueError, r"labels=100\d+ is not possible.*tokens from 0 to"),
+    ({"skip_logits": True}, ValueError, "skip_logits=True is not possible.*without labels"),
 ])  # fmt: skip
 def test_what_is_refused(options: dict, error: type, says: str) -> None:
     with pytest.raises(error, match=says):

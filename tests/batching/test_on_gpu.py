@@ -62,6 +62,9 @@ def test_a_sleeper_holds_no_memory(weights: bool) -> None:
     model = load("llama", device_map="cuda")
     ids = torch.tensor([[5, 6, 7]], device="cuda")
     want = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, **GREEDY)[0, 3:].tolist()
+    with model.continuous_batching_context_manager(continuous_batching_config=CONFIG) as manager:
+        manager.get_result(manager.add_request([5, 6, 7], max_new_tokens=8, **GREEDY))
+    # A thread's first products took a workspace of cuBLAS's, which stays for the next thread.
     model._forget("engine")  # and with it the cache of generate
     gc.collect()
     torch.cuda.empty_cache()

@@ -14,6 +14,7 @@ from cuformers.kernels.prepare import ChunkPlan
 from .attention_cases import attentions, decodes, plans, ropes
 from .chunk_cases import chunks
 from .judge import Call, Case, poisoned, randn
+from .loss_cases import token_losses
 from .moe_cases import mixtures, routes
 from .speculate_cases import lookups, spreads, trapped
 from .state_space_cases import state_space
@@ -187,7 +188,7 @@ def prepares() -> list[Case]:
 
 def all_cases() -> list[Case]:
     """Every case that is compared by relative error."""
-    linear = [*norms(), *layer_norms(), *linears(), *invariants(), *activations()]
+    linear = [*norms(), *layer_norms(), *linears(), *invariants(), *activations(), *token_losses()]
     steps = [*advances(), *posts(), *prepares(), *lookups(), *trapped(), *spreads()]
     attention = [*ropes(), *plans(), *attentions(), *decodes(), *chunks()]
     return [*linear, *routes(), *mixtures(), *attention, *state_space(), *steps]

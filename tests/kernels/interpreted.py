@@ -8,6 +8,14 @@ from .cases import all_cases, check_sampling
 from .fp8_cases import DECODES, WRITES, check_decode, check_write
 from .judge import Case, check
 from .logprobs_cases import check_logprobs
+from .loss_cases import (
+    SMALL_HEADS,
+    WAYS,
+    HeadShape,
+    check_loss_gradients,
+    check_losses_twice,
+    check_losses_under_autocast,
+)
 from .moe_cases import SMALL, ExpertShape, check_gradients, check_order
 from .penalty_cases import check_penalties
 
@@ -24,6 +32,7 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuformers.kernels.layer_norm import triton as layer_norm
     from cuformers.kernels.linear import skinny
     from cuformers.kernels.linear.config import FmaConfig
+    from cuformers.kernels.linear_cross_entropy import chunks as loss
     from cuformers.kernels.logprobs import triton as logprobs
     from cuformers.kernels.paged_attention import triton as attention
     from cuformers.kernels.penalize import triton as penalize
@@ -44,6 +53,9 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "BLOCK", 16)
     monkeypatch.setattr(drafts, "SHARE", 40)
     monkeypatch.setattr(drafts, "TABLE_BLOCK", 4)
+    monkeypatch.setattr(loss, "CHUNK_BYTES", 40_000)
+    monkeypatch.setattr(loss, "TILE", 8)
+    monkeypatch.setattr(loss, "BLOCK", 128)
     monkeypatch.setattr(logprobs, "SPLIT", 128)
     monkeypatch.setattr(logprobs, "GROUP", 8)
     monkeypatch.setattr(penalize, "SPLIT", 128)
@@ -112,3 +124,33 @@ def test_pairs_are_sorted_by_expert(P: int, E: int, block_m: int) -> None:
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 def test_gradients_of_the_experts_are_the_references(shape: ExpertShape, dtype: torch.dtype) -> None:
     check_gradients(shape, dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", SMALL_HEADS, ids=str)
+def test_gradients_of_losses_are_the_references(shape: HeadShape, way: str, dtype: torch.dtype) -> None:
+    check_loss_gradients(shape, way, dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_losses_are_the_same_in_two_passes(dtype: torch.dtype) -> None:
+    check_losses_twice(dtype, CPU)
+
+
+def test_losses_under_autocast() -> None:
+    check_losses_under_autocast(CPU)
+
+
+def test_a_label_that_is_no_token_has_no_loss() -> None:
+    """On a GPU, where nobody looks at labels before; no memory outside of the logits is touched."""
+    from cuformers.kernels.linear_cross_entropy import chunks
+
+    torch.manual_seed(0)
+    x, weight, labels = torch.randn(4, 16), torch.randn(300, 16), torch.tensor([2**40, 5, -7, 300])
+    head = chunks.Head(scale=1.0, softcap=None, ignore_index=-100)
+    wanted = chunks.Wanted(x=True, weight=True)
+    nll, entropy, gradients = chunks.losses_and_gradients(x, weight, labels, head, True, torch.ones(4), None, wanted)
+    assert entropy is not None and gradients.x is not None
+    for found in (nll, entropy, gradients.x.sum(1)):
+        assert found.isnan().tolist() == [True, False, True, True]

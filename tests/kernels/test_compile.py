@@ -40,6 +40,7 @@ PLAN = "bounds starts reached final out_positions out_reached out_slots out_leng
 POINTERS |= dict.fromkeys(f"{STATE} {PLAN}".split(), "*i32") | {"out_tokens": "*i64"}
 POINTERS |= dict.fromkeys(("drafts", "emitted", "matches"), "*i64") | {"out_tables": "*i32"}
 FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap", "low", "high")
+POINTERS |= {"labels_ptr": "*i64"} | {f"{name}_ptr": "*fp32" for name in ("nll", "entropy", "by_nll", "by_entropy")}
 ORDINARY = {
     "attention_plan.triton.plan_kernel",
     "causal_conv1d.triton.conv_kernel",
@@ -49,6 +50,7 @@ ORDINARY = {
     "experts.gradient_kernel.gate_gradient_kernel",
     "experts.gradient_kernel.row_sum_kernel",
     "experts.gradient_kernel.weight_gradient_kernel",
+    "linear_cross_entropy.kernel.loss_kernel",
 }
 """Kernels that are no part of a chain: launched without PDL."""
 
@@ -207,6 +209,17 @@ BUILDS = [
     Build("logprobs.kernel.split_kernel", LOGPROBS | {"BLOCK": 4096, "TOP": 20}),
     Build("logprobs.kernel.row_kernel", LIKELIEST | {"TOP": 20, "TOP_BLOCK": 32, "BITS": 10, "SHIFT": 16}, 8),
     Build("logprobs.kernel.row_kernel", LIKELIEST | {"TOP": 5, "TOP_BLOCK": 8, "BITS": 8, "SHIFT": 0}, 8),
+    Build(
+        "linear_cross_entropy.kernel.loss_kernel",
+        {"BLOCK": 8192, "SOFTCAP": False, "ENTROPY": False, "GRAD": True},
+        16,
+    ),
+    Build(
+        "linear_cross_entropy.kernel.loss_kernel", {"BLOCK": 8192, "SOFTCAP": True, "ENTROPY": True, "GRAD": True}, 16
+    ),
+    Build(
+        "linear_cross_entropy.kernel.loss_kernel", {"BLOCK": 8192, "SOFTCAP": False, "ENTROPY": True, "GRAD": False}, 16
+    ),
     Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4, "ROWS": False, "GROUPS": 1}, 1),
     Build("advance.triton.advance_kernel", {"PAGE": 64, "EOS_BLOCK": 4, "ROWS": True, "GROUPS": 2}, 1),
     Build("post.triton.post_kernel", {"SLOTS": 8, "BLOCK": 256}, 1),

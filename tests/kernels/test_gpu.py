@@ -16,6 +16,16 @@ from .fp8_cases import DECODES, WRITES, check_decode, check_write, fp8_decode
 from .invariance import Operands, check_cuts, check_numbers_of_rows
 from .judge import Call, Case, check, error, triton_kernels
 from .logprobs_cases import check_logprobs
+from .loss_cases import (
+    REAL_HEADS,
+    SMALL_HEADS,
+    WAYS,
+    HeadShape,
+    check_loss_gradients,
+    check_losses_twice,
+    check_losses_under_autocast,
+    token_losses,
+)
 from .moe_cases import SMALL, ExpertShape, check_alone, check_gradients, check_order, choices, mixtures, operands
 from .penalty_cases import check_penalties
 from .speculate_cases import LookupShape, lookups, on, repeating, speculate, trapped
@@ -79,6 +89,7 @@ REAL = [
             ScanShape((100, 129), 24, 1, 128, 128, True),
         )
     ),
+    *token_losses(REAL_HEADS),
     *trapped(4096),
     *lookups(
         (
@@ -198,6 +209,56 @@ def test_penalties_match_the_reference(num_tokens: int, longest: int, dtype: tor
 )
 def test_gradients_of_the_experts_are_the_references(shape: ExpertShape, dtype: torch.dtype) -> None:
     check_gradients(shape, dtype, GPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", [*SMALL_HEADS, *REAL_HEADS], ids=str)
+def test_gradients_of_losses_are_the_references(shape: HeadShape, way: str, dtype: torch.dtype) -> None:
+    check_loss_gradients(shape, way, dtype, GPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_losses_are_the_same_in_two_passes(dtype: torch.dtype) -> None:
+    check_losses_twice(dtype, GPU)
+
+
+def test_losses_under_autocast() -> None:
+    check_losses_under_autocast(GPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_losses_of_several_chunks(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuformers.kernels.linear_cross_entropy import chunks
+
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 300 * 50_272 * dtype.itemsize)
+    for way in WAYS:
+        check_loss_gradients(HeadShape(700, 256, 50_257), way, dtype, GPU)
+
+
+def test_losses_wait_for_nothing_and_take_less_memory_than_the_logits() -> None:
+    """Labels that are no tokens included: their losses are NaN, others' are not."""
+    from cuformers.cuda import memory
+    from cuformers.kernels.linear_cross_entropy.triton import linear_cross_entropy
+
+    T, H, V = 16_384, 256, 65_536
+    x = torch.randn(T, H, device=GPU, dtype=torch.bfloat16, requires_grad=True)
+    weight = (torch.randn(V, H, device=GPU, dtype=torch.bfloat16) / 16).requires_grad_()
+    labels = torch.arange(T, device=GPU)
+    for wrong in (False, True, False):
+        labels[7] = V if wrong else -100
+        torch.cuda.synchronize()
+        memory.reset_peak(GPU)
+        before = memory.allocated_bytes(GPU)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = linear_cross_entropy(x, weight, labels)
+            found.total.backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert memory.peak_bytes(GPU) - before < 1.3e9 < T * V * 2
+        assert found.nll.isnan().sum() == found.total.isnan() == wrong and bool(found.nll[7]) == wrong
+        x.grad = weight.grad = None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

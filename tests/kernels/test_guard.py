@@ -1,10 +1,13 @@
 """Implementations that know no gradient give way to the reference when one is asked for, and only then."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
+from cuformers.kernels import guard
 from cuformers.kernels.guard import guarded
 from cuformers.kernels.norm.reference import rms_norm
 from cuformers.kernels.norm_args import Norm
@@ -74,3 +77,25 @@ def _seconds_of_1000(function, x: torch.Tensor) -> float:
     for _ in range(1000):
         function(x, norm=None)
     return time.perf_counter() - begin
+
+
+def test_among_several_gpus_a_kernel_runs_on_its_tensors_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[torch.device] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+        entered.append(torch.device("meta"))
+
+    def kernel(norm: Norm, *, x: torch.Tensor) -> list[torch.device]:
+        return [*entered, x.device, norm.weight.device]
+
+    monkeypatch.setattr(guard, "on", on)
+    monkeypatch.setattr(guard, "device_count", lambda: 2)
+    gpu = Problem(device="cuda", capability=(9, 0))
+    made = Op("kernel", (Implementation(name="fake", load=lambda: kernel, min_capability=(8, 0)),))
+    x = torch.ones(2, 6)
+    assert made.choose(gpu).function(Norm(x[0], 1e-6), x=x) == [x.device] * 3 and len(entered) == 2
+    monkeypatch.setattr(guard, "device_count", lambda: 1)
+    assert made.choose(gpu).function is kernel, "one GPU costs nothing"

@@ -92,3 +92,24 @@ def test_gradients_in_evaluation_mode_are_whole(name: str, tmp_path: Path) -> No
     model(ids, labels=ids).loss.backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(evaluated[name], p.grad, msg=name)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_losses_and_gradients_of_training_are_those_of_the_logits(padded: bool, tmp_path: Path) -> None:
+    """Labels on either device, half of them ignored, with and without padding."""
+    tiny_model("gemma2").save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32", device_map="cuda").train()
+    chosen = {choice.op: choice.implementation.name for choice in model.kernels()}
+    assert chosen["linear_cross_entropy"] == "triton"
+    ids = torch.randint(3, 128, (3, 30), generator=torch.Generator().manual_seed(2))
+    labels, mask = ids.clone(), torch.ones_like(ids)
+    labels[:, ::2], mask[1, 20:] = -100, 1 - int(padded)
+    found = []
+    for given, skip in ((labels, None), (labels.cuda(), None), (labels.cuda(), False)):
+        output = model(ids.cuda(), attention_mask=mask.cuda() if padded else None, labels=given, skip_logits=skip)
+        assert (output.logits is None) == (skip is None)
+        output.loss.backward()
+        found.append((output.loss.detach(), {name: p.grad for name, p in model.named_parameters()}))
+        model.zero_grad()
+    torch.testing.assert_close(found[0], found[2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[1], found[2], rtol=1e-4, atol=1e-5)

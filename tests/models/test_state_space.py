@@ -172,6 +172,12 @@ def test_generation_is_refused() -> None:
         model.generate_batch([[3, 4, 5]], max_new_tokens=3)
 
 
+def test_an_attention_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match="for a model without attention"):
+        load("mamba", attn_implementation="sdpa")
+    assert load("mamba").attn_implementation == "eager"
+
+
 def test_deterministic_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="whose layers carry a state"):
         load("mamba").set_deterministic()

@@ -3,19 +3,18 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cuformers.auto.base_model import BaseModel
+from cuformers.auto.pipelines.base import BasePipeline
 from cuformers.auto.pipelines.inputs import batches, read_inputs
 from cuformers.auto.pipelines.sentence import POOLINGS, Sentence, read_sentence
 from cuformers.auto.tokenizers.tokenizer import Tokenizer
 from cuformers.base.errors import bad_argument
 
-BATCH_SIZE = 32
 AUTO = "auto"
 _TOKENIZE = ("add_special_tokens", "truncation", "max_length", "split_special_tokens")
 
@@ -61,7 +60,7 @@ class FeatureOptions:
         return replace(self, **options)
 
 
-class FeatureExtractionPipeline:
+class FeatureExtractionPipeline(BasePipeline[BaseModel]):
     """Turns texts into vectors: the model's last hidden states, of each token or pooled.
 
     Padding is never part of a result, and a text's vectors do not depend on its batch.
@@ -77,6 +76,7 @@ class FeatureExtractionPipeline:
     """
 
     task = "feature-extraction"
+    default_batch_size = 32
 
     def __init__(
         self,
@@ -87,28 +87,9 @@ class FeatureExtractionPipeline:
         where: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self.batch_size = _batch_size(BATCH_SIZE if batch_size is None else batch_size)
+        super().__init__(model, tokenizer, batch_size)
         self._where = dict(where or {})
         self._options = FeatureOptions().changed(options)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the model's weights."""
-        return self.model.dtype
-
-    def __repr__(self) -> str:
-        return f"FeatureExtractionPipeline({self.model.name_or_path!r}, {self.dtype}, {self.device})"
-
-    def save_pretrained(self, save_directory: str | Path) -> None:
-        """Writes the model and the tokenizer into one folder."""
-        self.model.save_pretrained(save_directory)
-        self.tokenizer.save_pretrained(save_directory)
 
     def __call__(self, inputs: Any, *, batch_size: int | None = None, **options: Any) -> Any:
         """The vectors of texts.
@@ -129,7 +110,7 @@ class FeatureExtractionPipeline:
                 than the model's learned positions without truncation.
         """
         chosen = self._options.changed(options)
-        size = _batch_size(self.batch_size if batch_size is None else batch_size)
+        size = self._size(batch_size)
         read = read_inputs(inputs)
         run = _Run(self.model, self.tokenizer, chosen, self._sentence(chosen))
         results = chain.from_iterable(run.rows(batch) for batch in batches(read.prompts, size))
@@ -212,9 +193,3 @@ def _padded(rows: Iterable[list[int]], mask: Tensor) -> Tensor:
     padded = torch.zeros(mask.shape, dtype=torch.int64)
     padded[mask] = torch.tensor([value for row in rows for value in row])
     return padded
-
-
-def _batch_size(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise bad_argument("batch_size", value, "an integer from 1")
-    return value

@@ -2,19 +2,18 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cuformers.auto.model import PreTrainedModel
+from cuformers.auto.pipelines.base import BasePipeline
 from cuformers.auto.pipelines.defaults import call_config, start_config
 from cuformers.auto.pipelines.inputs import Prompt, batches, read_inputs
 from cuformers.auto.pipelines.options import TextOptions, split_options
 from cuformers.auto.pipelines.reader import PromptReader
 from cuformers.auto.tokenizers.tokenizer import Tokenizer
-from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
 from cuformers.generation.config import GenerationConfig
 
@@ -31,7 +30,7 @@ class _Call(NamedTuple):
     """Further ones of `generate`."""
 
 
-class TextGenerationPipeline:
+class TextGenerationPipeline(BasePipeline[PreTrainedModel]):
     """Continues texts and answers chats.
 
     Unless the checkpoint's generation_config.json or the caller says otherwise it generates up to 256 tokens, drawn at
@@ -52,9 +51,8 @@ class TextGenerationPipeline:
     def __init__(
         self, model: PreTrainedModel, tokenizer: Tokenizer, *, batch_size: int | None = None, **options: Any
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        super().__init__(model, tokenizer, batch_size)
         tokenizer.padding_side = "left"  # as Transformers' pipelines do; for padding= and for the user's own calls
-        self.batch_size = _batch_size(batch_size)
         split = split_options(_without_workers(options))
         user = split.arguments.pop("generation_config", None)
         self._text = TextOptions().changed(split.text)
@@ -62,24 +60,6 @@ class TextGenerationPipeline:
         start = start_config(user, model.generation_config, split.generation, tokenizer.pad_token_id)
         self.generation_config = start.config
         self._filled = start.filled
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the model's weights."""
-        return self.model.dtype
-
-    def __repr__(self) -> str:
-        return f"TextGenerationPipeline({self.model.name_or_path!r}, {self.dtype}, {self.device})"
-
-    def save_pretrained(self, save_directory: str | Path) -> None:
-        """Writes the model and the tokenizer into one folder."""
-        self.model.save_pretrained(save_directory)
-        self.tokenizer.save_pretrained(save_directory)
 
     def __call__(self, text_inputs: Any, *, batch_size: int | None = None, **options: Any) -> Any:
         """Continues prompts.
@@ -113,7 +93,7 @@ class TextGenerationPipeline:
         )
         arguments = {"tokenizer": self.tokenizer, **self._arguments, **split.arguments}
         call = _Call(reader, config, arguments)
-        size = _batch_size(self.batch_size if batch_size is None else batch_size)
+        size = self._size(batch_size)
         inputs = read_inputs(text_inputs)
         answers = self._stream(inputs.prompts, call, size)
         if inputs.form == "stream":
@@ -173,13 +153,6 @@ def _by_sequence(steps: tuple[Tensor, ...], beams: Tensor | None) -> Tensor:
 
 def _row(extras: dict[str, Tensor], index: int) -> Record:
     return {name: value[index].tolist() for name, value in extras.items()}
-
-
-def _batch_size(value: int | None) -> int:
-    value = 1 if value is None else value
-    if not isinstance(value, int) or value < 1:
-        raise bad_argument("batch_size", value, "an integer from 1")
-    return value
 
 
 def _without_workers(options: Mapping[str, Any]) -> dict[str, Any]:

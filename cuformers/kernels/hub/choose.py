@@ -10,7 +10,7 @@ from torch import nn
 
 from cuformers.base.errors import bad_argument
 from cuformers.base.log import notice
-from cuformers.kernels.guard import guarded
+from cuformers.kernels.guard import guarded, where_tensors_are
 from cuformers.kernels.hub import gate
 from cuformers.kernels.hub.adapters import adapt, contract_problem, plain
 from cuformers.kernels.hub.capturing import capture_problem
@@ -80,7 +80,7 @@ def _load(name: str, layer: Layer, rule: Rule, uses: Uses, problem: Problem, dev
         reason = f"can't be compared with the specification in {problem.dtype}"
     if reason is not None:
         raise ValueError(f"kernel {kernel} can't serve {name}: it {reason}.")
-    function, worst, missing = adapt(cls, layer, problem.mode), 0.0, None
+    function, worst, missing = where_tensors_are(adapt(cls, layer, problem.mode), device.type), 0.0, None
     if training and not getattr(cls, "has_backward", True):
         missing = "has no backward pass"
     else:
