@@ -37,7 +37,7 @@ SMALL_SCANS = (
 SMALL_SSD = (
     ScanShape((1,), 1, 1, 4, 8, False),
     ScanShape((0, 5, 1, 0), 2, 1, 16, 16, True),
-    ScanShape((70, 3, 133), 4, 2, 20, 24, True),
+    ScanShape((70, 3, 133), 4, 2, 40, 24, True),
     ScanShape((64, 65), 2, 1, 16, 40, False),
 )
 

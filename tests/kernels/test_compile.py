@@ -283,8 +283,9 @@ BUILDS = [
     Build(
         "selective_scan.triton.selective_scan_kernel", {"S": 7, "BLOCK_S": 8, "BLOCK_C": 32, "AT_ONCE": 4} | ALONE, 1
     ),
-    Build("ssd_scan.triton.ssd_scan_kernel", SSD | RIDING),
-    Build("ssd_scan.triton.ssd_scan_kernel", SSD | {"P": 20, "BLOCK_P": 32, "S": 24, "BLOCK_S": 32} | ALONE),
+    Build("ssd_scan.triton.ssd_scan_kernel", SSD | RIDING, 8),
+    Build("ssd_scan.triton.ssd_scan_kernel", SSD | {"CHUNK": 32} | ALONE, 8),
+    Build("ssd_scan.triton.ssd_scan_kernel", SSD | {"P": 20, "BLOCK_P": 32, "S": 24, "BLOCK_S": 32} | ALONE, 8),
     Build("prepare.triton.prepare_kernel", {"PAGE": 64, "BLOCK": 128, "STEPS": 6, "GROUPS": 2}),
 ]
 
