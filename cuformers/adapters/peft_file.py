@@ -1,7 +1,7 @@
 """PEFT's files: adapter_config.json and adapter_model.safetensors.
 
-A tensor is called base_model.model.MODULE.lora_A.weight [r, in] or .lora_B.weight [out, r]; the adapter's name is not
-in the file (github.com/huggingface/peft, utils/save_and_load.py).
+A tensor is called base_model.model.MODULE.lora_A.weight [r, in] or .lora_B.weight [out, r], where MODULE is what the
+checkpoint calls it; the adapter's name is not in the file (github.com/huggingface/peft, utils/save_and_load.py).
 """
 
 import os
@@ -21,6 +21,7 @@ from cuformers.checkpoint.index import Index
 from cuformers.checkpoint.json_file import read_json
 from cuformers.checkpoint.save import FileTensor, write_safetensors
 from cuformers.checkpoint.stream import read_tensor
+from cuformers.checkpoint.weight_map import WeightMap
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 FILES = (CONFIG_NAME, WEIGHTS_NAME)
@@ -37,11 +38,11 @@ class AdapterFile(NamedTuple):
     """A and B by the names "MODULE.lora_A" and "MODULE.lora_B", on the CPU."""
 
 
-def save_adapter(model: nn.Module, name: str, config: LoraConfig, folder: str | Path) -> None:
+def save_adapter(model: nn.Module, name: str, config: LoraConfig, folder: str | Path, weight_map: WeightMap) -> None:
     """Writes one adapter of a model, whole or not at all, as PEFT reads it."""
     folder = Path(folder)
     tensors = [
-        FileTensor(f"{_PREFIX}{path}.{kind}.weight", (factors[name].detach(),))
+        FileTensor(f"{_stem(path, weight_map)}.{kind}.weight", (factors[name].detach(),))
         for path, layer in lora_layers(model).items()
         for kind, factors in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B))
         if name in layer.scaling
@@ -56,7 +57,7 @@ def save_adapter(model: nn.Module, name: str, config: LoraConfig, folder: str | 
         sync_folder(folder)
 
 
-def read_adapter(model: nn.Module, folder: Path) -> AdapterFile:
+def read_adapter(model: nn.Module, folder: Path, weight_map: WeightMap) -> AdapterFile:
     """Reads one adapter for a model.
 
     Raises:
@@ -69,7 +70,8 @@ def read_adapter(model: nn.Module, folder: Path) -> AdapterFile:
         targets = find_targets(model, config, all_found=False)
     except ValueError as error:
         raise CheckpointError(f"{folder} does not fit the model: {error}") from error
-    shapes = _shapes(targets)
+    stems = {path: _stem(path, weight_map) for path in targets}
+    shapes = _shapes(targets, stems)
     faults = [f"missing {file}" for file in shapes if file not in entries]
     for file, entry in entries.items():
         if file not in shapes:
@@ -82,17 +84,25 @@ def read_adapter(model: nn.Module, folder: Path) -> AdapterFile:
         remedy = "It is another model's, or its adapter_config.json another adapter's."
         raise CheckpointError(f"{folder} does not fit the model: {'; '.join(faults)}. {remedy}")
     tensors = {
-        file.removeprefix(_PREFIX).removesuffix(".weight"): read_tensor(entry) for file, entry in entries.items()
+        f"{path}.{kind}": read_tensor(entries[f"{stem}.{kind}.weight"])
+        for path, stem in stems.items()
+        for kind in ("lora_A", "lora_B")
     }
     return AdapterFile(config, targets, tensors)
 
 
-def _shapes(targets: Mapping[str, Target]) -> dict[str, tuple[int, ...]]:
+def _stem(path: str, weight_map: WeightMap) -> str:
+    """What a module's tensors begin with in the file."""
+    (file,) = weight_map.to_file(f"{path}.weight")
+    return f"{_PREFIX}{file.removesuffix('.weight')}"
+
+
+def _shapes(targets: Mapping[str, Target], stems: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """What the file has to hold."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path, (module, rank, _) in targets.items():
-        shapes[f"{_PREFIX}{path}.lora_A.weight"] = (rank, module.in_features)
-        shapes[f"{_PREFIX}{path}.lora_B.weight"] = (module.out_features, rank)
+        shapes[f"{stems[path]}.lora_A.weight"] = (rank, module.in_features)
+        shapes[f"{stems[path]}.lora_B.weight"] = (module.out_features, rank)
     return shapes
 
 

@@ -15,6 +15,7 @@ from cuformers.adapters.state import AdapterState
 from cuformers.auto.computing import Computing
 from cuformers.base.errors import bad_argument
 from cuformers.checkpoint.resolve import resolve_folder
+from cuformers.checkpoint.weight_map import WeightMap
 from cuformers.nn.offload import Offload
 
 
@@ -24,6 +25,11 @@ class Adapting(Computing):
     name_or_path: str
     peft_config: dict[str, LoraConfig]
     """Each adapter's configuration, by name; absent without adapters, as PEFT sets it on the models that it wraps."""
+
+    @property
+    def saved_as(self) -> WeightMap:
+        """Names of the weights in the file that a save writes."""
+        raise NotImplementedError
 
     @cached_property
     def adapters(self) -> AdapterState:
@@ -88,7 +94,7 @@ class Adapting(Computing):
             local_files_only=local_files_only,
             subfolder=subfolder,
         )
-        config, targets, tensors = read_adapter(self, folder)
+        config, targets, tensors = read_adapter(self, folder, self.saved_as)
         config = replace(config, inference_mode=not is_trainable)
         inject.add_adapter(
             self,
@@ -168,7 +174,7 @@ class Adapting(Computing):
         """Writes adapters (None: all) for PEFT: "default" into the folder, others into folders of their names."""
         for name in inject.known(self.adapters, tuple(self.adapters.configs) if names is None else names):
             place = Path(folder) if name == "default" else Path(folder) / name
-            save_adapter(self, name, self.adapters.configs[name], place)
+            save_adapter(self, name, self.adapters.configs[name], place, self.saved_as)
 
     def _named_or_active(self, names: Sequence[str] | None) -> tuple[str, ...]:
         return inject.known(self.adapters, self.adapters.active if names is None else names)

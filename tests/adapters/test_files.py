@@ -11,7 +11,7 @@ import torch
 from models.checkpoints import load, oracle, shared
 from safetensors.torch import load_file, save_file
 
-from adapters.lora import FAMILIES, IDS, adapted, factors, formula
+from adapters.lora import FAMILIES, IDS, adapted, factors, fill, formula
 from cuformers import AutoModelForCausalLM, LoraConfig
 from cuformers.adapters.layer import lora_layers
 from cuformers.base.errors import CheckpointError
@@ -204,3 +204,30 @@ def test_peft_wraps_our_model(peft: Any, family: str, tmp_path: Path) -> None:
     tokens = wrapped.generate(IDS, **options)
     merged = wrapped.merge_and_unload()
     assert torch.equal(merged.generate(IDS, **options), tokens)
+
+
+@pytest.mark.parametrize("name", ["mamba-biases-untied", "mamba2"])
+@torch.no_grad()
+def test_files_name_modules_as_the_checkpoint_does(name: str, tmp_path: Path) -> None:
+    """State spaces, whose layers Transformers has under another name."""
+    from models.state_space import load as load_states
+    from models.state_space import oracle as states
+
+    model = load_states(name)
+    model.add_adapter(LoraConfig(r=4, lora_alpha=6, target_modules="all-linear"))
+    fill(model)
+    model.save_pretrained(tmp_path)
+    tensors, weights = load_file(tmp_path / "adapter_model.safetensors"), dict(states(name).named_parameters())
+    changed = {}
+    for file, b in tensors.items():
+        path, _, kind = file.removeprefix("base_model.model.").rpartition(".lora_")
+        if kind == "B.weight":
+            a = tensors[file.replace("lora_B", "lora_A")]
+            changed[f"{path}.weight"] = weights[f"{path}.weight"] + 1.5 * b @ a
+    expected = torch.func.functional_call(states(name), changed, (IDS,)).logits
+    again = load_states(name)
+    again.load_adapter(tmp_path)
+    close = {"rtol": 1e-4, "atol": 1e-4 * expected.abs().max().item()}
+    torch.testing.assert_close(model(IDS).logits, expected, **close)
+    torch.testing.assert_close(again(IDS).logits, expected, **close)
+    assert len(changed) >= 2 * model.config.num_hidden_layers

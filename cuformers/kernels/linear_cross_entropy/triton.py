@@ -21,9 +21,7 @@ class _Losses(torch.autograd.Function):
         gradients = Gradients(None, None)
         if ctx.ahead:
             by_nll = weights if weights is not None else x.new_ones(len(x), dtype=torch.float32)
-            nll, uncertainty, gradients = losses_and_gradients(
-                x, weight, labels, head, entropy, by_nll, None, wanted
-            )
+            nll, uncertainty, gradients = losses_and_gradients(x, weight, labels, head, entropy, by_nll, None, wanted)
         else:
             nll, uncertainty = losses(x, weight, labels, head, entropy)
         ctx.save_for_backward(x, weight, labels, weights, nll, *gradients)
@@ -40,8 +38,8 @@ class _Losses(torch.autograd.Function):
         elif any(wanted):
             each = _gradient_of_nll(nll, weights, by_total, by_nll)
             spread = None if by_entropy is None else by_entropy.contiguous()
-            walked = losses_and_gradients(x, weight, labels, ctx.head, spread is not None, each, spread, wanted)
-            by_x, by_weight = (None if g is None else g.to(x.dtype) for g in walked[2])
+            *_, formed = losses_and_gradients(x, weight, labels, ctx.head, spread is not None, each, spread, wanted)
+            by_x, by_weight = (None if g is None else g.to(x.dtype) for g in formed)
         by_weights = by_total * nll if ctx.needs_input_grad[3] and by_total is not None else None
         return by_x, by_weight, None, by_weights, None, None, None
 
