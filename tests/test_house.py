@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "generation": {"base", "cuda", "kernels", "checkpoint"},
     "engine": {"base", "cuda", "kernels", "nn", "generation"},
     "auto": {"base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine"},
-    "cli": {"base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine", "auto"},
+    "train": {"base", "cuda", "kernels", "nn", "checkpoint"},
+    "cli": {"base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine", "auto", "train"},
 }
 """Imports go down only. Lazy imports and those under TYPE_CHECKING count."""
 FILES = sorted(PACKAGE.rglob("*.py"))
