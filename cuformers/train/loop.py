@@ -276,6 +276,10 @@ class Run:
             self._check_same(read_json(self.checkpoint / ARGS), read_json(self.checkpoint / PROGRESS))
             if self.args.restore_callback_states_from_checkpoint:
                 trainer.callbacks.restore(trainer.state.stateful_callbacks)
+            best = trainer.state.best_model_checkpoint
+            if best is not None and not Path(best).is_dir():
+                notice(f"the best checkpoint, {best}, is gone: it can't be loaded at the end.")
+                trainer.state.best_model_checkpoint = None
             load_model(trainer.model, self.checkpoint)
         trainer.state.set_intervals(self.args, self.plan.max_steps)
         trainer.state.train_batch_size = self.args.train_batch_size
