@@ -96,9 +96,12 @@ def test_every_model_has_a_parity_row() -> None:
     from cuformers.models.registry import specs
     from tests.models.encoders import ENCODERS, tiny_encoder_config
     from tests.models.families import FAMILIES, tiny_config
+    from tests.models.state_space import STATE_SPACE, oracle
 
     encoders = {name for name, spec in specs().items() if spec.encoder is not None}
-    assert {tiny_config(name).model_type for name in FAMILIES} == set(specs()) - encoders
+    states = {oracle(name).config.model_type for name in STATE_SPACE}
+    assert {tiny_config(name).model_type for name in FAMILIES} == set(specs()) - encoders - states
+    assert states == {"mamba", "falcon_mamba", "mamba2"}
     assert {tiny_encoder_config(name).model_type for name in ENCODERS} == encoders
 
 

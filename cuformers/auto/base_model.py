@@ -57,7 +57,7 @@ class BaseModel(Pretrained):
 
     @property
     def saved_as(self) -> WeightMap:
-        return BareWeightMap(self.spec.weight_map, self.spec.prefix, in_file=False)
+        return BareWeightMap(self.spec.weight_map, self.spec.prefix, self.spec.home, in_file=False)
 
     def config_to_save(self) -> Mapping[str, Any]:
         return {**super().config_to_save(), "architectures": [self.config.base_architecture]}
@@ -142,7 +142,7 @@ class AutoModel(ModelFactory[BaseModel]):
     @classmethod
     def _names(cls, spec: ModelSpec, index: Index) -> tuple[WeightMap, tuple[str, ...]]:
         with_head = any(name.startswith(spec.prefix) for name in index.entries)
-        weight_map = BareWeightMap(spec.weight_map, spec.prefix, in_file=with_head)
+        weight_map = BareWeightMap(spec.weight_map, spec.prefix, spec.home, in_file=with_head)
         return weight_map, tuple(name for name in index.entries if weight_map.is_outside(name))
 
     @classmethod

@@ -30,6 +30,7 @@ from cuformers.nn.attention.block import Attention
 from cuformers.nn.attention.choose import attention_name
 from cuformers.nn.moe import Experts, Router
 from cuformers.nn.norm import LayerNorm, RMSNorm
+from cuformers.nn.state_space.mixer import Mixer
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 WITHOUT_MEANING = ("low_cpu_mem_usage", "_fast_init", "use_safetensors", "weights_only")
@@ -279,6 +280,15 @@ def _initializer(std: float) -> Any:
             module.weight.fill_(1.0)
             if module.bias is not None:
                 module.bias.zero_()
+        elif isinstance(module, Mixer):
+            module.initialize(generator)
+        elif isinstance(module, nn.Conv1d):
+            bound = module.kernel_size[0] ** -0.5
+            module.weight.uniform_(-bound, bound, generator=generator)
+            if module.bias is not None:
+                module.bias.zero_()
+        elif isinstance(module, nn.Linear) and name.endswith(".mixer.dt_proj"):
+            pass  # its mixer's work
         elif isinstance(module, (nn.Linear, nn.Embedding)):
             module.weight.normal_(0.0, std, generator=generator)
             if isinstance(module, nn.Linear) and module.bias is not None:

@@ -20,6 +20,7 @@ from cuformers.models.base_config import BaseConfig
 from cuformers.nn.attention.backend import AttentionBackend, AttentionProblem, problem_of
 from cuformers.nn.attention.choose import attention_name, choose_backend
 from cuformers.nn.attention.deterministic import deterministic_backend
+from cuformers.nn.attention.eager import EagerAttention
 from cuformers.nn.backbone import Backbone
 from cuformers.nn.kernel_module import KernelModule, set_kernels
 from cuformers.nn.offload import Offload
@@ -130,9 +131,11 @@ class Computing(HubLayers, KernelModule):
         the same bits as generation, in training too.
 
         Raises:
-            ValueError: there is no NVIDIA GPU, or kernels or an attention backend were asked for that can't do it; all
-                stays as it was then.
+            ValueError: there is no NVIDIA GPU, the model's layers carry a state, or kernels or an attention backend
+                were asked for that can't do it; all stays as it was then.
         """
+        if on and not self.backbone.attention_specs:
+            raise bad_argument("deterministic", on, "False for a model whose layers carry a state")
         ops = self._table(self._kernels_wanted, on, self._layers_wanted)
         backend = self._choose_backend(self._attention_wanted, ops)
         set_kernels(self, ops)
@@ -227,6 +230,10 @@ class Computing(HubLayers, KernelModule):
         return choose(layers, uses_of(self.backbone), problem, self.device, want)
 
     def _choose_backend(self, name: str | None, ops: Kernels) -> AttentionBackend:
+        if not self.backbone.attention_specs:
+            if name is not None:
+                raise bad_argument("attn_implementation", name, "None for a model without attention")
+            return EagerAttention()  # never called
         if ops.deterministic:
             return deterministic_backend(name, self.attention_problem, ops.chunk_attention)
         return choose_backend(name, self.attention_problem, allow_all_kernels=self._allow_all_kernels)

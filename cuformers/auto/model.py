@@ -11,6 +11,7 @@ from cuformers.auto.generating import Generating
 from cuformers.auto.output import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
 from cuformers.auto.pretrained import Pretrained, check_buildable, named
 from cuformers.base.errors import bad_argument
+from cuformers.engine.engine import why_no_engine
 from cuformers.generation.config import GenerationConfig
 from cuformers.models.base_config import BaseConfig
 from cuformers.models.moe_config import MoEConfig
@@ -126,7 +127,7 @@ class PreTrainedModel(Pretrained, Generating):
         return self.lm_head
 
     def can_generate(self) -> bool:
-        return True
+        return why_no_engine(self) is None
 
     @property
     def together(self) -> tuple[tuple[str, ...], ...]:

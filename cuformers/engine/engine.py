@@ -66,8 +66,13 @@ class Engine:
                 from those of a prompt that is computed in chunks or found in the cache.
 
         Raises:
-            ValueError: the small model can't guess for this one; fp8 is not possible here.
+            ValueError: one of the models has layers that carry a state; the small one can't guess for this one; fp8 is
+                not possible here.
         """
+        for one in (model, draft):
+            reason = None if one is None else why_no_engine(one)
+            if reason is not None:
+                raise ValueError(reason)
         if draft is not None:
             check_draft(draft, model)
         self.model, self.backend, self.draft = model, backend, draft
@@ -340,6 +345,16 @@ class Engine:
     @property
     def _models(self) -> tuple[CausalLM, ...]:
         return (self.model,) if self.draft is None else (self.model, self.draft)
+
+
+def why_no_engine(model: CausalLM) -> str | None:
+    """The reason why no engine can generate for a model; None where one can."""
+    if model.model.attention_specs:
+        return None
+    return (
+        f"{type(model).__name__} can't generate yet: its layers carry a state from token to token, and the engine "
+        "keeps keys and values only. model(input_ids) computes its logits, and training works."
+    )
 
 
 def _places(model: nn.Module) -> list[int]:

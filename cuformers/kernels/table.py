@@ -11,6 +11,8 @@ from cuformers.kernels import invariant
 from cuformers.kernels.advance import OP as ADVANCE
 from cuformers.kernels.attention_plan import OP as ATTENTION_PLAN
 from cuformers.kernels.attention_plan import AttentionPlan
+from cuformers.kernels.causal_conv1d import OP as CAUSAL_CONV1D
+from cuformers.kernels.causal_conv1d import Convolved
 from cuformers.kernels.chunk_attention import OP as CHUNK_ATTENTION
 from cuformers.kernels.decode_attention import OP as DECODE_ATTENTION
 from cuformers.kernels.experts import OP as EXPERTS
@@ -33,7 +35,10 @@ from cuformers.kernels.prepare import OP as PREPARE
 from cuformers.kernels.prepare import StepInput
 from cuformers.kernels.rope_cache import OP as ROPE_CACHE
 from cuformers.kernels.sample import ARGMAX, SAMPLE
+from cuformers.kernels.selective_scan import OP as SELECTIVE_SCAN
+from cuformers.kernels.selective_scan import Scanned
 from cuformers.kernels.speculate import ACCEPT, DRAFT_LOOKUP, SPREAD_DRAFTS, DraftRows
+from cuformers.kernels.ssd_scan import OP as SSD_SCAN
 
 OPS: tuple[Op, ...] = (
     RMS_NORM,
@@ -53,6 +58,9 @@ OPS: tuple[Op, ...] = (
     PAGED_ATTENTION,
     DECODE_ATTENTION,
     CHUNK_ATTENTION,
+    CAUSAL_CONV1D,
+    SELECTIVE_SCAN,
+    SSD_SCAN,
     SAMPLE,
     ARGMAX,
     LOGPROBS,
@@ -88,6 +96,9 @@ class Kernels:
     paged_attention: Callable[..., Tensor]
     decode_attention: Callable[..., Tensor]
     chunk_attention: Callable[..., Tensor]
+    causal_conv1d: Callable[..., Convolved]
+    selective_scan: Callable[..., Scanned]
+    ssd_scan: Callable[..., Scanned]
     sample: Callable[..., Tensor]
     argmax: Callable[..., Tensor]
     logprobs: Callable[..., Logprobs]

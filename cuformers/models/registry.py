@@ -8,9 +8,22 @@ from cuformers.models.spec import ModelSpec
 @cache
 def specs() -> dict[str, ModelSpec]:
     """model_type -> ModelSpec."""
-    from cuformers.models import bert, gemma, gpt_oss, llama, mixtral, modernbert, olmo2, olmoe, phi3, qwen, qwen_moe
+    from cuformers.models import (
+        bert,
+        gemma,
+        gpt_oss,
+        llama,
+        mamba,
+        mixtral,
+        modernbert,
+        olmo2,
+        olmoe,
+        phi3,
+        qwen,
+        qwen_moe,
+    )
 
-    families = (llama, qwen, gemma, phi3, olmo2, mixtral, qwen_moe, olmoe, gpt_oss, bert, modernbert)
+    families = (llama, qwen, gemma, phi3, olmo2, mixtral, qwen_moe, olmoe, gpt_oss, bert, modernbert, mamba)
     return {spec.model_type: spec for family in families for spec in family.SPECS}
 
 

@@ -38,6 +38,11 @@ class ModelSpec:
         """The name that config.json uses."""
         return self.config.model_type
 
+    @property
+    def home(self) -> str:
+        """Begins the names of the modules of the model without a head in one with a head."""
+        return "model." if self.decoder is not None else self.prefix
+
     def backbone(self, config: Any) -> Backbone:
         """The model without a head."""
         build = self.decoder or self.encoder

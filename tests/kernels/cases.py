@@ -17,6 +17,7 @@ from .judge import Call, Case, poisoned, randn
 from .loss_cases import token_losses
 from .moe_cases import mixtures, routes
 from .speculate_cases import lookups, spreads, trapped
+from .state_space_cases import state_space
 
 
 def norms(sizes: tuple[tuple[int, ...], ...] = ((3, 100), (2, 2, 64), (1, 1))) -> list[Case]:
@@ -189,7 +190,8 @@ def all_cases() -> list[Case]:
     """Every case that is compared by relative error."""
     linear = [*norms(), *layer_norms(), *linears(), *invariants(), *activations(), *token_losses()]
     steps = [*advances(), *posts(), *prepares(), *lookups(), *trapped(), *spreads()]
-    return [*linear, *routes(), *mixtures(), *ropes(), *plans(), *attentions(), *decodes(), *chunks(), *steps]
+    attention = [*ropes(), *plans(), *attentions(), *decodes(), *chunks()]
+    return [*linear, *routes(), *mixtures(), *attention, *state_space(), *steps]
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Case:
 
 
 def _copy(value: Any, lift: bool) -> Any:
-    if isinstance(value, tuple):  # a NamedTuple
+    if isinstance(value, tuple) and type(value) is not tuple:  # a NamedTuple
         return type(value)(*(_copy(v, lift) for v in value))
     if not isinstance(value, Tensor):
         return value

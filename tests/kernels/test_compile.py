@@ -33,14 +33,19 @@ POINTERS |= {f"{name}_ptr": "*bf16" for name in ("h", "opened", "grad", "weighte
 POINTERS |= {f"{name}_ptr": "*i32" for name in ("before", "tiles", "order", "places")}
 POINTERS |= {f"{name}_ptr": "*fp32" for name in ("weights", "weight_grad")}
 POINTERS |= {"eos_ptr": "*i64", "bias_ids_ptr": "*i64"}
+POINTERS |= {f"{name}_ptr": "*bf16" for name in ("carried", "c", "dt", "skip", "z", "dt_bias")}
+POINTERS |= {f"{name}_ptr": "*fp32" for name in ("rate", "state", "final")}
 STATE = "rows positions lengths slots limits block_tables history"
 PLAN = "bounds starts reached final out_positions out_reached out_slots out_lengths out_last out_rows"
 POINTERS |= dict.fromkeys(f"{STATE} {PLAN}".split(), "*i32") | {"out_tokens": "*i64"}
 POINTERS |= dict.fromkeys(("drafts", "emitted", "matches"), "*i64") | {"out_tables": "*i32"}
-FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap")
+FLOATS = ("eps", "offset", "scale", "eps_q", "eps_k", "offset_q", "offset_k", "softcap", "low", "high")
 POINTERS |= {"labels_ptr": "*i64"} | {f"{name}_ptr": "*fp32" for name in ("nll", "entropy", "by_nll", "by_entropy")}
 ORDINARY = {
     "attention_plan.triton.plan_kernel",
+    "causal_conv1d.triton.conv_kernel",
+    "selective_scan.triton.selective_scan_kernel",
+    "ssd_scan.triton.ssd_scan_kernel",
     "experts.gradient_kernel.gate_kernel",
     "experts.gradient_kernel.gate_gradient_kernel",
     "experts.gradient_kernel.row_sum_kernel",
@@ -97,6 +102,11 @@ GATE = {"BLOCK": 1024, "INTERLEAVED": False}
 CLAMPED = {"TOP_K": 4, "TRANSPOSED": True, "ACTIVATION": "clamped_swiglu", "INTERLEAVED": True, "BIAS": True}
 FMA_CUT = {"BLOCK_N": 2, "BLOCK_K": 1024, "COPIES": 1}
 DRAFTS = {"K": 4, "BLOCK_K": 8}
+RIDING = {"SKIP": True, "GATE": True, "BIAS": True, "STATE": True, "KEEP": True}
+ALONE = dict.fromkeys(RIDING, False)
+SSD = {"H": 80, "SHARED": 80, "P": 64, "S": 128, "CHUNK": 64, "BLOCK_P": 64, "BLOCK_S": 128, "STAGES": 1} | {
+    "UPCAST": False
+}
 BUILDS = [
     Build("norm.triton._norm_kernel", {"H": 1000, "BLOCK": 1024, "ADD": "before"}),
     Build(
@@ -257,6 +267,25 @@ BUILDS = [
         | {"STAGES": 2, "UPCAST": False},
         8,
     ),
+    Build(
+        "causal_conv1d.triton.conv_kernel",
+        {"K": 4, "STEPS": 4, "BLOCK_T": 32, "BLOCK_C": 128, "BIAS": True, "CARRIED": True, "SILU": True},
+    ),
+    Build(
+        "causal_conv1d.triton.conv_kernel",
+        {"K": 3, "STEPS": 1, "BLOCK_T": 32, "BLOCK_C": 128, "BIAS": False, "CARRIED": False, "SILU": False},
+    ),
+    Build(
+        "selective_scan.triton.selective_scan_kernel",
+        {"S": 16, "BLOCK_S": 16, "BLOCK_C": 32, "AT_ONCE": 4} | RIDING,
+        1,
+    ),
+    Build(
+        "selective_scan.triton.selective_scan_kernel", {"S": 7, "BLOCK_S": 8, "BLOCK_C": 32, "AT_ONCE": 4} | ALONE, 1
+    ),
+    Build("ssd_scan.triton.ssd_scan_kernel", SSD | RIDING, 8),
+    Build("ssd_scan.triton.ssd_scan_kernel", SSD | {"CHUNK": 32} | ALONE, 8),
+    Build("ssd_scan.triton.ssd_scan_kernel", SSD | {"P": 20, "BLOCK_P": 32, "S": 24, "BLOCK_S": 32} | ALONE, 8),
     Build("prepare.triton.prepare_kernel", {"PAGE": 64, "BLOCK": 128, "STEPS": 6, "GROUPS": 2}),
 ]
 

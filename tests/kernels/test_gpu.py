@@ -29,6 +29,7 @@ from .loss_cases import (
 from .moe_cases import SMALL, ExpertShape, check_alone, check_gradients, check_order, choices, mixtures, operands
 from .penalty_cases import check_penalties
 from .speculate_cases import LookupShape, lookups, on, repeating, speculate, trapped
+from .state_space_cases import ScanShape, convolutions, scans, ssd_scans
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,6 +80,15 @@ REAL = [
         )
     ),
     *mixtures(REAL_EXPERTS),
+    *convolutions((((2048, 1, 700), 5376, 4), ((300,) * 20, 10240, 4))),
+    *scans((ScanShape((300, 1, 77), 5120, 1, 1, 16, True), ScanShape((500,), 8192, 1, 1, 16, False))),
+    *ssd_scans(
+        (
+            ScanShape((600, 1, 77), 80, 1, 64, 128, True),
+            ScanShape((300,), 128, 8, 64, 128, False),
+            ScanShape((100, 129), 24, 1, 128, 128, True),
+        )
+    ),
     *token_losses(REAL_HEADS),
     *trapped(4096),
     *lookups(

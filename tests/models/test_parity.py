@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from models import state_space
 from models.checkpoints import ALONE, WITHOUT_SDPA, load, oracle, shared, tokens
 from models.families import FAMILIES
 
@@ -115,5 +116,6 @@ def test_every_architecture_has_a_row() -> None:
     from cuformers.models.registry import specs
 
     tested = {oracle(name).config.model_type for name in FAMILIES}
+    tested |= {state_space.oracle(name).config.model_type for name in state_space.STATE_SPACE}
     decoders = {name for name, spec in specs().items() if spec.decoder is not None}
     assert decoders <= tested, f"without a parity row: {sorted(decoders - tested)}"

@@ -102,7 +102,7 @@ def problem_of(specs: Sequence[AttentionSpec], weight: Tensor) -> AttentionProbl
     return AttentionProblem(
         device=weight.device,
         dtype=weight.dtype,
-        head_dim=max(s.head_dim for s in specs),
+        head_dim=max((s.head_dim for s in specs), default=0),
         softcap=any(s.softcap is not None for s in specs),
         window=any(s.window is not None for s in specs),
         sinks=any(s.sinks for s in specs),
