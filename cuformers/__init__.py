@@ -32,7 +32,18 @@ _HOME_OF = {
     "StoppingCriteriaList": "cuformers.generation",
     "TextIteratorStreamer": "cuformers.auto",
     "TextStreamer": "cuformers.auto",
-    "set_seed": "cuformers.generation",
+    "set_seed": "cuformers.base.seeding",
+    "DataCollatorForLanguageModeling": "cuformers.train.collators",
+    "DataCollatorWithPadding": "cuformers.train.collators",
+    "EarlyStoppingCallback": "cuformers.train.callbacks",
+    "EvalPrediction": "cuformers.train.evaluation",
+    "Trainer": "cuformers.train.trainer",
+    "TrainerCallback": "cuformers.train.callbacks",
+    "TrainerControl": "cuformers.train.state",
+    "TrainerState": "cuformers.train.state",
+    "TrainingArguments": "cuformers.train.arguments",
+    "default_data_collator": "cuformers.train.collators",
+    "get_scheduler": "cuformers.train.schedule",
 }
 
 __all__ = ["__version__", *_HOME_OF]  # pyright: ignore[reportUnsupportedDunderAll]

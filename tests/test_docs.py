@@ -54,7 +54,8 @@ def test_programs_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     fill(tmp_path)
     fill_minilm(tmp_path)
     offline(monkeypatch, tmp_path)
-    monkeypatch.chdir(tmp_path)  # for what a page writes
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # what a page writes stays out of the checkout
     names: dict[str, Any] = {"__name__": "page"}
     for block in marked:
         block.run(names)

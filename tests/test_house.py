@@ -21,7 +21,10 @@ MAY_IMPORT = {
     "generation": {"base", "cuda", "kernels", "checkpoint"},
     "engine": {"base", "cuda", "kernels", "nn", "generation"},
     "auto": {"base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine", "adapters"},
-    "cli": {"base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine", "adapters", "auto"},
+    "train": {"base", "cuda", "kernels", "nn", "checkpoint"},
+    "cli": {
+        "base", "cuda", "kernels", "checkpoint", "models", "nn", "generation", "engine", "adapters", "auto", "train",
+    },
 }
 """Imports go down only. Lazy imports and those under TYPE_CHECKING count."""
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -79,6 +79,18 @@ continuous_batching_config = ContinuousBatchingConfig(num_blocks=16, max_batch_t
 outputs = model.generate_batch(inputs, generation_config, continuous_batching_config)
 answers = [tokenizer.decode(output.generated_tokens, skip_special_tokens=True) for output in outputs.values()]
 """
+TRAINING = """
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+
+training_args = TrainingArguments(output_dir="./outputs", bf16=True)
+print(training_args.device)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B")
+tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B")
+ids = tokenizer("The capital of France is Paris")["input_ids"]
+train_dataset = [{"input_ids": ids, "labels": ids}] * 16
+trainer = Trainer(model=model, args=training_args, train_dataset=train_dataset)
+trainer.train()
+"""
 MANAGER = f"""{BATCH}
 manager = model.init_continuous_batching(generation_config, continuous_batching_config)
 manager.start()
@@ -297,6 +309,20 @@ def test_kernels(where: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @torch.no_grad()
 def _without_gradients(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return model(ids).logits
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_training(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    change = {"bf16=True": "bf16=True, use_cpu=True"} if where == "cpu" and torch.cuda.is_available() else {}
+    names = run(TRAINING, {**OURS, **change})
+    assert capsys.readouterr().out.split()[0] == ("cpu" if where == "cpu" else "cuda:0")
+    assert names["model"].dtype is torch.bfloat16
+    history = names["trainer"].state.log_history
+    assert history[-1]["step"] == 6 and 0 < history[-1]["train_loss"] < 20
+    assert (tmp_path / "outputs" / "checkpoint-6" / "model.safetensors").is_file()
 
 
 def test_an_empty_list_means_the_cpu(home: Path) -> None:

@@ -20,6 +20,7 @@ VARIABLES = (
     Variable("USE_HUB_KERNELS", "0: no layer comes from the Kernel Hub (Transformers)"),
     Variable("KERNELS_CACHE", "where the package kernels keeps its cache; by default huggingface_hub's (kernels)"),
     Variable("LOCAL_RANK", "set by torchrun: which GPU this process should use"),
+    Variable("WORLD_SIZE", "set by torchrun: how many processes it started"),
     Variable("CUFORMERS_QUIET", "1: no notices on stderr"),
     Variable("CUFORMERS_NO_PROGRESS", "1: no progress bars"),
     Variable("TRITON_INTERPRET", "1: kernels run in Triton's CPU interpreter (read when they are imported)"),

@@ -20,7 +20,7 @@ _PLACES = {
     "resolving": "resolve",
     "resolved": "ResolvedGeneration",
     "rows": "Rows",
-    "seeds": "row_seed row_seeds set_seed",
+    "seeds": "row_seed row_seeds",
     "stop_strings": "StopStrings",
     "stopping": "EosTokenCriteria MaxLengthCriteria MaxTimeCriteria StoppingCriteria StoppingCriteriaList "
     "StopStringCriteria",

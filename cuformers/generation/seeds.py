@@ -1,27 +1,10 @@
-"""Seeds: one for the whole process, and one for each row of a batch, whose draws then depend on nothing else."""
+"""A seed for each row of a batch, whose draws then depend on nothing else."""
 
-import random
 from collections.abc import Sequence
 
 from cuformers.base.errors import bad_argument
 
 _MASK = (1 << 64) - 1
-
-
-def set_seed(seed: int) -> None:
-    """Seeds Python's, NumPy's and torch's generators (all GPUs), so that a program repeats its random choices.
-
-    Args:
-        seed: from 0 to 2**32 - 1, NumPy's range.
-    """
-    if not 0 <= seed < 1 << 32:
-        raise bad_argument("seed", seed, "an integer from 0 to 2**32 - 1")
-    import numpy
-    import torch
-
-    random.seed(seed)
-    numpy.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def row_seed(seed: int, row: int) -> int:

@@ -4,7 +4,8 @@ import numpy
 import pytest
 import torch
 
-from cuformers.generation import row_seed, row_seeds, set_seed
+from cuformers.base.seeding import set_seed
+from cuformers.generation import row_seed, row_seeds
 
 
 def test_one_seed_makes_many_that_differ() -> None:

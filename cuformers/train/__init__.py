@@ -1,0 +1,1 @@
+"""Training: TrainingArguments and Trainer, their data, losses, optimizer, callbacks and checkpoints."""
