@@ -10,7 +10,7 @@ from cuformers.adapters.config import LoraConfig
 from cuformers.adapters.layer import LoraLinear, lora_layers
 from cuformers.adapters.state import AdapterState
 from cuformers.adapters.targets import Target, find_targets, short_names
-from cuformers.base.errors import bad_argument
+from cuformers.base.errors import CheckpointError, bad_argument
 
 
 def add_adapter(
@@ -44,9 +44,7 @@ def add_adapter(
         layer = _adaptable(model, path, target.module, state)
         layer.add(name, target, config, _dtype(layer.weight, autocast))
         if tensors is not None:
-            with torch.no_grad():
-                layer.lora_A[name].copy_(tensors[f"{path}.lora_A"])
-                layer.lora_B[name].copy_(tensors[f"{path}.lora_B"])
+            _fill(layer, name, path, tensors)
     state.configs[name] = replace(
         config, target_modules=short_names(model, targets), layers_to_transform=None, layers_pattern=None
     )
@@ -54,6 +52,35 @@ def add_adapter(
         if ".lora_" not in parameter_name:
             parameter.requires_grad_(False)
     activate(model, state, (name,))
+
+
+def refill(model: nn.Module, state: AdapterState, read: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Gives the adapters that a model has other values, for each adapter by the names that `add_adapter` takes.
+
+    Raises:
+        CheckpointError: values that are another adapter's; nothing was changed then.
+    """
+    _check_not_merged(state, "fill its adapters")
+    layers = lora_layers(model)
+    for name, tensors in read.items():
+        have = {
+            f"{path}.{kind}": factors[name].shape
+            for path, layer in layers.items() if name in layer.scaling
+            for kind, factors in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B))
+        }  # fmt: skip
+        if have != {key: tensor.shape for key, tensor in tensors.items()}:
+            raise CheckpointError(f"what was saved of adapter {name!r} has other modules, or another rank, than it has.")
+    for name, tensors in read.items():
+        for path, layer in layers.items():
+            if name in layer.scaling:
+                _fill(layer, name, path, tensors)
+    state.version += 1
+
+
+def _fill(layer: LoraLinear, name: str, path: str, tensors: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        layer.lora_A[name].copy_(tensors[f"{path}.lora_A"])
+        layer.lora_B[name].copy_(tensors[f"{path}.lora_B"])
 
 
 def check_name(state: AdapterState, name: str) -> None:

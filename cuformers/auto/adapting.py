@@ -173,8 +173,23 @@ class Adapting(Computing):
     def save_adapters(self, folder: str | Path, names: Sequence[str] | None = None) -> None:
         """Writes adapters (None: all) for PEFT: "default" into the folder, others into folders of their names."""
         for name in inject.known(self.adapters, tuple(self.adapters.configs) if names is None else names):
-            place = Path(folder) if name == "default" else Path(folder) / name
-            save_adapter(self, name, self.adapters.configs[name], place, self.saved_as)
+            save_adapter(self, name, self.adapters.configs[name], _place(folder, name), self.saved_as)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether there are any, which are then all that a save writes."""
+        return bool(self.adapters.configs)
+
+    def restore_adapters(self, folder: str | Path) -> None:
+        """Fills all adapters from where `save_adapters` wrote them.
+
+        Raises:
+            CheckpointError: files that are missing, corrupt, or another adapter's; nothing was changed then.
+        """
+        read = {
+            name: read_adapter(self, _place(folder, name), self.saved_as).tensors for name in self.adapters.configs
+        }
+        inject.refill(self, self.adapters, read)
 
     def _named_or_active(self, names: Sequence[str] | None) -> tuple[str, ...]:
         return inject.known(self.adapters, self.adapters.active if names is None else names)
@@ -188,6 +203,11 @@ class Adapting(Computing):
     def _check_in_place(self) -> None:
         if any(isinstance(mover, Offload) for mover in self._movers):
             raise ValueError("a model with layers on the CPU beside a GPU takes no adapters: load it onto GPUs alone.")
+
+
+def _place(folder: str | Path, name: str) -> Path:
+    """Where an adapter is saved."""
+    return Path(folder) if name == "default" else Path(folder) / name
 
 
 A = TypeVar("A", bound=Adapting)

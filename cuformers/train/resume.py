@@ -38,6 +38,16 @@ class Saves(Protocol):
     def save_pretrained(self, save_directory: str | Path) -> None: ...
 
 
+@runtime_checkable
+class Adapts(Protocol):
+    """A model that may have adapters, which are then all that it saves."""
+
+    @property
+    def has_adapters(self) -> bool: ...
+
+    def restore_adapters(self, folder: Path) -> None: ...
+
+
 @dataclass
 class Progress:
     """What trainer_state.json has no field for."""
@@ -74,6 +84,9 @@ def load_model(model: nn.Module, folder: Path) -> None:
     Raises:
         CheckpointError: names, shapes or files that do not fit; nothing was loaded then.
     """
+    if isinstance(model, Adapts) and model.has_adapters:
+        model.restore_adapters(folder)
+        return
     weight_map = model.saved_as if isinstance(model, Saves) else IDENTITY
     load_weights(model, Index.open(folder), weight_map)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from cuformers import EarlyStoppingCallback, Trainer, TrainerCallback
+from cuformers import EarlyStoppingCallback, LoraConfig, Trainer, TrainerCallback, get_peft_model
 from cuformers.base.errors import CheckpointError
 from cuformers.train import checkpoints, resume
 from tests.models.checkpoints import load
@@ -71,6 +71,30 @@ def test_every_weight_comes_back(tmp_path: Path, row: str) -> None:
     resumed.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
     assert same(whole, resumed)
     assert not any(torch.equal(p, q) for p, q in zip(whole.model.parameters(), load(row).parameters(), strict=True))
+
+
+def test_adapters_come_back(llama: Path, tmp_path: Path) -> None:
+    """They are all that is saved; another rank is refused before anything is changed."""
+
+    def adapted(rank: int = 4) -> Any:
+        torch.manual_seed(3)
+        return get_peft_model(tiny.ours(llama), LoraConfig(r=rank, target_modules="all-linear"))
+
+    options = dict(max_steps=4, save_steps=2, save_strategy="steps")
+    whole = tiny.trainer(adapted(), tmp_path, **options)
+    whole.train()
+    assert not (tmp_path / "checkpoint-2" / "model.safetensors").exists()
+    resumed = tiny.trainer(adapted(), tmp_path, **options)
+    resumed.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+    assert same(whole, resumed)
+    fresh = [p for p in adapted().parameters() if p.requires_grad]
+    trained = [p for p in whole.model.parameters() if p.requires_grad]
+    assert not any(torch.equal(p, q) for p, q in zip(fresh, trained, strict=True))
+    other = tiny.trainer(adapted(2), tmp_path, **options)
+    before = [p.clone() for p in other.model.parameters()]
+    with pytest.raises(CheckpointError, match="another rank"):
+        other.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+    assert all(torch.equal(p, q) for p, q in zip(before, other.model.parameters()))
 
 
 def test_data_before_the_place_is_not_read_again(llama: Path, tmp_path: Path) -> None:
