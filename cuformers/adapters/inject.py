@@ -69,7 +69,7 @@ def refill(model: nn.Module, state: AdapterState, read: Mapping[str, Mapping[str
             for kind, factors in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B))
         }  # fmt: skip
         if have != {key: tensor.shape for key, tensor in tensors.items()}:
-            raise CheckpointError(f"what was saved of adapter {name!r} has other modules, or another rank, than it has.")
+            raise CheckpointError(f"the saved adapter {name!r} has other modules, or another rank, than the model's.")
     for name, tensors in read.items():
         for path, layer in layers.items():
             if name in layer.scaling:
