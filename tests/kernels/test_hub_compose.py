@@ -138,8 +138,9 @@ def test_every_op_that_fuses_a_layer_is_taken_apart() -> None:
     """A new op with a norm, an activation or a rotation inside must be known here, or a hub layer would not run."""
     inside = {"norm": "norm", "q_norm": "norm", "k_norm": "norm", "activation": "gated", "cos": "rotary"}
     deterministic = {op.name for op in OPS if op.name.startswith("invariant_")}  # refused together with hub layers
+    no_layer = {"causal_conv1d"}  # its activation is a part of the convolution, in the hub's own kernels too
     for op in OPS:
         parameters = inspect.signature(op.implementations[-1].load()).parameters
         for kind in {inside[name] for name in parameters if name in inside}:
             known = {*WHOLE[kind], *PART[kind]}  # type: ignore[index]
-            assert op.name in known | deterministic, f"compose.py does not know that {op.name} has a {kind} inside"
+            assert op.name in known | deterministic | no_layer, f"compose.py does not know that {op.name} has a {kind} inside"
