@@ -40,7 +40,9 @@ def filled(model: Any, rows: int, length: int) -> Runner:
     engine.reserve(requests)
     for request in requests:
         engine.add(request)
-    for _ in range(8):
+    while not all(request.generated for request in requests):
+        engine.step()
+    for _ in range(4):
         engine.step()
     return engine.runner
 

@@ -73,12 +73,13 @@ def test_every_weight_comes_back(tmp_path: Path, row: str) -> None:
     assert not any(torch.equal(p, q) for p, q in zip(whole.model.parameters(), load(row).parameters(), strict=True))
 
 
-def test_adapters_come_back(llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["default", "other"])
+def test_adapters_come_back(llama: Path, tmp_path: Path, name: str) -> None:
     """They are all that is saved; another rank is refused before anything is changed."""
 
     def adapted(rank: int = 4) -> Any:
         torch.manual_seed(3)
-        return get_peft_model(tiny.ours(llama), LoraConfig(r=rank, target_modules="all-linear"))
+        return get_peft_model(tiny.ours(llama), LoraConfig(r=rank, target_modules="all-linear"), name)
 
     options = dict(max_steps=4, save_steps=2, save_strategy="steps")
     whole = tiny.trainer(adapted(), tmp_path, **options)

@@ -70,11 +70,6 @@ def package_problem(generation: Generation = FA2) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def varlen_fits(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether PyTorch's varlen_attn takes these."""
-    return _limits(FA2, capability(device), dtype, head_dim) is None
-
-
 class FlashAttention:
     """attn_implementation="flash_attention_2", "flash_attention_3" or "flash_attention_4".
 
